@@ -1,0 +1,1 @@
+"""Pure decisions: numbers and records in, records out."""

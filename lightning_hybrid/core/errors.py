@@ -1,0 +1,52 @@
+"""The error tree of the package.
+
+::
+
+    HybridError
+    ├── ConfigError             (ValueError)    a constructor argument or configuration field is wrong
+    ├── PlanError               (ValueError)    a grid or plan does not hold what it must, or ranks disagree about it
+    ├── CoordinationTimeout     (TimeoutError)  a wait on the store passed its deadline
+    ├── CollectiveInQueueMode   (RuntimeError)  the user's step issued a collective while step counts may differ
+    └── ResultsError            (ValueError)    results were asked for in a form that the outputs do not have
+"""
+
+from __future__ import annotations
+
+
+class HybridError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(HybridError, ValueError):
+    """An argument has a wrong type or value.
+
+    Args:
+        field: Name of the argument or configuration field.
+        value: What was given.
+        rule: What would have been right, as the end of the sentence "<field> must ...".
+    """
+
+    def __init__(self, field: str, value: object, rule: str) -> None:
+        super().__init__(f"{field} must {rule}, got {value!r}")
+        self.field = field
+        self.value = value
+        self.rule = rule
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
+        return type(self), (self.field, self.value, self.rule)
+
+
+class PlanError(HybridError, ValueError):
+    """A plan drops or repeats samples, or two ranks hold different plans of the same epoch."""
+
+
+class CoordinationTimeout(HybridError, TimeoutError):
+    """Another rank, or the store that the ranks coordinate through, did not answer within the deadline."""
+
+
+class CollectiveInQueueMode(HybridError, RuntimeError):
+    """A collective was issued by the user's step while replicas take different numbers of steps."""
+
+
+class ResultsError(HybridError, ValueError):
+    """The recorded outputs cannot be given in the form that was asked for."""

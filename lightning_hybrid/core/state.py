@@ -1,0 +1,129 @@
+"""Frozen records of what was measured: one device, one replica, the whole run.
+
+Every field that may be unknown is ``None`` when it is; an unknown value is never logged and never counted as zero.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Mode = Literal["queue", "lockstep", "static"]
+"""How an epoch is dealt out: ``static`` means without re-distribution."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceState:
+    """One reading of a device and of the host that it sits in.
+
+    ``memory_used_bytes`` counts every process on the device, ``memory_allocated_bytes`` this process alone.
+    For a CPU "device" the memory fields are ``None``: the host fields tell.
+    """
+
+    kind: str
+    """Device type as torch names it: ``cpu``, ``cuda``, ``mps``, ``xpu``."""
+    name: str | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    memory_allocated_bytes: int | None = None
+    utilization_frac: float | None = None
+    host_cpu_frac: float | None = None
+    host_memory_used_bytes: int | None = None
+    host_memory_total_bytes: int | None = None
+    process_memory_bytes: int | None = None
+    timestamp_s: float | None = None
+    """Unix time of the reading."""
+
+    @property
+    def memory_frac(self) -> float | None:
+        """Used share of the device's memory, 0..1."""
+        if self.memory_used_bytes is None or not self.memory_total_bytes:
+            return None
+        return self.memory_used_bytes / self.memory_total_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaRecord:
+    """What one replica has done so far in an epoch of one loader, published by itself.
+
+    ``busy_s`` is time inside the user's step without waiting in collectives; ``wait_s`` is time the loop waited for
+    data or for work; ``overhead_s`` is this package's own time on the loop's thread.
+    """
+
+    replica: int
+    samples: int = 0
+    cells: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+    wall_s: float = 0.0
+    overhead_s: float = 0.0
+    speed_per_s: float | None = None
+    """Samples per second of busy time, by the current estimate."""
+    step_s: float | None = None
+    """Seconds of one usual step, by the current estimate."""
+    cells_stolen: int = 0
+    """Cells that this replica took from others' claims."""
+    finished: bool = False
+    device: DeviceState | None = None
+
+    def to_json(self) -> str:
+        """The record as one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ReplicaRecord:
+        """The record that `to_json` wrote."""
+        fields: dict[str, Any] = json.loads(text)
+        device = fields.pop("device")
+        return cls(**fields, device=None if device is None else DeviceState(**device))
+
+    @property
+    def busy_frac(self) -> float | None:
+        """Share of the wall time spent in the user's step, 0..1."""
+        return min(1.0, self.busy_s / self.wall_s) if self.wall_s > 0 else None
+
+    @property
+    def overhead_s_per_step(self) -> float | None:
+        """This package's own seconds on the loop's thread, per step."""
+        return self.overhead_s / self.steps if self.steps else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BalanceSnapshot:
+    """The newest records of all replicas in one epoch of one loader."""
+
+    stage: Literal["predict", "validate", "test"]
+    mode: Mode
+    loader_idx: int
+    epoch: int
+    samples_total: int
+    replicas: tuple[ReplicaRecord, ...]
+
+    @property
+    def samples_done(self) -> int:
+        """Samples finished by all replicas together."""
+        return sum(record.samples for record in self.replicas)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the epoch's first step, of the replica that has run longest."""
+        return max((record.wall_s for record in self.replicas), default=0.0)
+
+    def share_frac(self, record: ReplicaRecord) -> float | None:
+        """Share of the finished samples that ``record``'s replica did, 0..1."""
+        return record.samples / self.samples_done if self.samples_done else None
+
+    @property
+    def load_imbalance(self) -> float | None:
+        """(max - min) / (max + min) of the replicas' busy time; 0 when all worked equally long."""
+        if len(self.replicas) < 2:
+            return None
+        busy = [record.busy_s for record in self.replicas]
+        return (max(busy) - min(busy)) / (max(busy) + min(busy)) if max(busy) > 0 else None
+
+    @property
+    def throughput_per_s(self) -> float | None:
+        """Samples per second of all replicas together."""
+        return self.samples_done / self.wall_s if self.wall_s > 0 else None

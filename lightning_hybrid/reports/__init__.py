@@ -1,0 +1,1 @@
+"""Writes what was measured to loggers and to the console."""

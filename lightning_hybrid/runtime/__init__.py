@@ -1,0 +1,1 @@
+"""Acts: the store, the claims, the loader, timing, metrics and results."""
