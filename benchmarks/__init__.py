@@ -1,0 +1,1 @@
+"""Benchmarks: each runs as ``python -m benchmarks.NAME`` and ends with one JSON line of figures."""

@@ -8,6 +8,7 @@ joins them, and `trainer.predict` returns its predictions.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -61,7 +62,7 @@ def run_ranks(
     processes = []
     for rank in range(world_size):
         reader, writer = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_rank_main, args=(function, rank, args, shared, writer))
+        process = _FORK.Process(target=_rank_main, args=(function, rank, args, shared, writer, deadline_s))
         process.start()
         writer.close()
         readers.append(reader)
@@ -99,11 +100,18 @@ def _collect(readers: list[Connection], deadline: float) -> list[tuple[bool, Any
 
 
 def _rank_main(
-    function: Callable[..., Any], rank: int, args: tuple[Any, ...], env: Mapping[str, str], writer: Connection
+    function: Callable[..., Any],
+    rank: int,
+    args: tuple[Any, ...],
+    env: Mapping[str, str],
+    writer: Connection,
+    deadline_s: float,
 ) -> None:
     import numpy as np
     import torch
 
+    # a rank that hangs says where, right before it is ended
+    faulthandler.dump_traceback_later(0.95 * deadline_s, file=sys.__stderr__)
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(1)
     seed = int(os.environ.get("TEST_SEED", "0"))

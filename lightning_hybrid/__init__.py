@@ -1,0 +1,85 @@
+"""Keeps every device busy, and loses nothing, while a model predicts, validates or tests under PyTorch Lightning.
+
+The stages, in the order in which data flows through them: the state of the devices is *captured*, the epoch's batches
+are *dealt out* by measured speed, the user's steps are *run* and timed, results and metrics are *put together* again
+as one device would have given them, and what was found is *reported* to the trainer's loggers.
+
+Importing this package loads neither ``lightning`` nor ``pytorch_lightning``; the names that need one of them load it
+when they are first used, and prefer the one that is imported already.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_hybrid.core.config import HybridConfig
+    from lightning_hybrid.core.errors import (
+        CollectiveInQueueMode,
+        ConfigError,
+        CoordinationTimeout,
+        HybridError,
+        PlanError,
+        ResultsError,
+    )
+    from lightning_hybrid.core.plan import Plan
+    from lightning_hybrid.core.recommend import Recommendation
+    from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
+    from lightning_hybrid.lightning.callback import HybridBalanceCallback
+    from lightning_hybrid.lightning.strategy import HybridDDPStrategy
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "BalanceSnapshot",
+    "CollectiveInQueueMode",
+    "ConfigError",
+    "CoordinationTimeout",
+    "DeviceState",
+    "HybridBalanceCallback",
+    "HybridConfig",
+    "HybridDDPStrategy",
+    "HybridError",
+    "Plan",
+    "PlanError",
+    "Recommendation",
+    "ReplicaRecord",
+    "ResultsError",
+]
+
+_HOMES = {
+    "BalanceSnapshot": "core.state",
+    "CollectiveInQueueMode": "core.errors",
+    "ConfigError": "core.errors",
+    "CoordinationTimeout": "core.errors",
+    "DeviceState": "core.state",
+    "HybridBalanceCallback": "lightning.callback",
+    "HybridConfig": "core.config",
+    "HybridDDPStrategy": "lightning.strategy",
+    "HybridError": "core.errors",
+    "Plan": "core.plan",
+    "PlanError": "core.errors",
+    "Recommendation": "core.recommend",
+    "ReplicaRecord": "core.state",
+    "ResultsError": "core.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    module = importlib.import_module(f"{__name__}.{home}")
+    if home.startswith("lightning."):
+        importlib.import_module(f"{__name__}.lightning.strategy").register()
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
+if "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules:
+    importlib.import_module(f"{__name__}.lightning.strategy").register()

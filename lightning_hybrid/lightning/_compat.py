@@ -1,0 +1,277 @@
+"""Every private name of Lightning that this package touches, in one place.
+
+Checked with lightning and pytorch_lightning 2.4.0 and 2.6.6. ``tests/lightning/test_compat.py`` fails when one moves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from lightning_hybrid.engine import Stage
+from lightning_hybrid.runtime.metrics import Partial, Reduction
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import Strategy
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+_STAGES: dict[str, Stage] = {"predict": "predict", "validate": "validate", "test": "test"}
+STEP_NAMES: dict[Stage, str] = {"predict": "predict_step", "validate": "validation_step", "test": "test_step"}
+_LIMITS: dict[Stage, str] = {
+    "predict": "limit_predict_batches",
+    "validate": "limit_val_batches",
+    "test": "limit_test_batches",
+}
+
+
+def imported_package() -> ModuleType:
+    """The Lightning package that the user works with: the one that is imported already, else ``lightning.pytorch``."""
+    for name in PACKAGES:
+        if name in sys.modules:
+            return sys.modules[name]
+    return importlib.import_module(PACKAGES[0])
+
+
+def package_of(trainer: Trainer) -> ModuleType:
+    """The package that a Trainer comes from, also for a subclass of the user's."""
+    for cls in type(trainer).__mro__:
+        for name in PACKAGES:
+            if cls.__module__.startswith(name + "."):
+                return sys.modules[name]
+    raise TypeError(f"trainer must be a Trainer of {' or '.join(PACKAGES)}, got {type(trainer)!r}")
+
+
+def index_wrapper(package: ModuleType) -> type[Any]:
+    """The batch sampler class that the package's prediction loop reads batch indices from."""
+    module = importlib.import_module(f"{package.__name__}.overrides.distributed")
+    return module._IndexBatchSamplerWrapper  # type: ignore[no-any-return] - the module is not known statically
+
+
+class Patches:
+    """Attributes of instances that were replaced, to be put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[object, str]] = []
+
+    def replace(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
+        """Sets ``owner.name`` on the instance to ``make(original)``."""
+        setattr(owner, name, make(getattr(owner, name)))
+        self._undo.append((owner, name))
+
+    def undo(self) -> None:
+        """Removes every replacement, so that the class's own attributes show again; safe to call twice."""
+        while self._undo:
+            owner, name = self._undo.pop()
+            vars(owner).pop(name, None)
+
+
+# --- loops and loaders -----------------------------------------------------------------------------------------------
+
+
+def stage_of(mode: Any) -> Stage | None:
+    """The stage of a ``RunningStage``; ``None`` for training. The sanity check counts as ``validate``."""
+    return "validate" if mode.value == "sanity_check" else _STAGES.get(mode.value)
+
+
+def loop_of(trainer: Trainer, stage: Stage) -> Any:
+    """The loop that runs ``stage`` now, inside `fit` too."""
+    if stage == "predict":
+        return trainer.predict_loop
+    if stage == "test":
+        return trainer.test_loop
+    in_fit = trainer.state.fn is not None and trainer.state.fn.value == "fit"
+    return trainer.fit_loop.epoch_loop.val_loop if in_fit else trainer.validate_loop
+
+
+def hook_loader_preparation(patches: Patches, trainer: Trainer, make: Callable[[Any], Any]) -> None:
+    """Replaces what makes a user's loader ready: called as ``(loader, shuffle=..., mode=RunningStage)``."""
+    patches.replace(trainer._data_connector, "_prepare_dataloader", make)
+
+
+def hook_loader_requests(patches: Patches, trainer: Trainer, make: Callable[[Any], Any]) -> None:
+    """Replaces what asks the user for the loaders of validate, test and predict."""
+    loops = (trainer.validate_loop, trainer.test_loop, trainer.predict_loop, trainer.fit_loop.epoch_loop.val_loop)
+    for loop in loops:
+        patches.replace(loop._data_source, "dataloader", make)
+
+
+def combined_mode(loaders: Any) -> str:
+    """How several loaders are combined; a plain loader or list is ``sequential`` in the loops of ours."""
+    return getattr(loaders, "_mode", "sequential") if type(loaders).__name__ == "CombinedLoader" else "sequential"
+
+
+def raise_limit(trainer: Trainer, stage: Stage, loader_idx: int, num_batches: int) -> None:
+    """Lets this rank run up to ``num_batches`` batches of a loader, and the progress bar count to there."""
+    loop = loop_of(trainer, stage)
+    limits = loop.max_batches if stage == "predict" else loop._max_batches
+    limits[loader_idx] = num_batches
+
+
+def limit_of(trainer: Trainer, stage: Stage) -> int | float:
+    """The Trainer's ``limit_<stage>_batches``."""
+    limit: int | float = getattr(trainer, _LIMITS[stage])
+    return limit
+
+
+def uses_distributed_sampler(trainer: Trainer) -> bool:
+    """The Trainer's ``use_distributed_sampler``."""
+    return bool(trainer._accelerator_connector.use_distributed_sampler)
+
+
+def takes_dataloader_iter(trainer: Trainer, package: ModuleType, stage: Stage) -> bool:
+    """Whether the user's step pulls its batches itself."""
+    module = importlib.import_module(f"{package.__name__}.utilities.signature_utils")
+    step = getattr(trainer.lightning_module, STEP_NAMES[stage])
+    return bool(module.is_param_in_hook_signature(step, "dataloader_iter", explicit=True))
+
+
+def predictions_of(trainer: Trainer) -> list[list[Any]]:
+    """The prediction loop's own outputs: for each loader, those of this rank in the order of its steps."""
+    return trainer.predict_loop._predictions
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def hook_step(patches: Patches, strategy: Strategy, stage: Stage, make: Callable[[Any], Any]) -> None:
+    """Replaces the strategy's step of ``stage``."""
+    patches.replace(strategy, STEP_NAMES[stage], make)
+
+
+def move_batch(trainer: Trainer, batch: Any, loader_idx: int) -> Any:
+    """A loaded batch, converted and moved to the device as the loops do it."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=loader_idx)
+    return _call_module(trainer)._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=loader_idx)
+
+
+def call_step(trainer: Trainer, stage: Stage, batch: Any, loader_idx: int) -> None:
+    """Runs the user's step of ``stage`` on a batch, outside of all hooks; logs are recorded as in the loop."""
+    loop = loop_of(trainer, stage)
+    several = loop.num_dataloaders > 1
+    kwargs = loop._build_kwargs(batch, 0, loader_idx if several else None)
+    args = loop._build_step_args_from_hook_kwargs(kwargs, STEP_NAMES[stage])
+    if stage == "predict":
+        _call_module(trainer)._call_strategy_hook(trainer, STEP_NAMES[stage], *args)
+        return
+    trainer._logger_connector.on_batch_start(batch, loader_idx if several else None)
+    try:
+        _call_module(trainer)._call_strategy_hook(trainer, STEP_NAMES[stage], *args)
+    finally:
+        results = trainer._results
+        assert results is not None
+        results.batch = results.batch_size = None
+
+
+def leave_loader(trainer: Trainer, stage: Stage) -> None:
+    """Stores the epoch values of the loader before, as the loop does when a batch of the next loader arrives."""
+    loop_of(trainer, stage)._store_dataloader_outputs()
+
+
+def _call_module(trainer: Trainer) -> Any:
+    return importlib.import_module(f"{package_of(trainer).__name__}.trainer.call")
+
+
+# --- logged values ---------------------------------------------------------------------------------------------------
+
+
+def hook_epoch_end(patches: Patches, trainer: Trainer, make: Callable[[Any], Any]) -> None:
+    """Replaces what the evaluation loop calls when a loader is used up, right before epoch values are computed."""
+    patches.replace(trainer._logger_connector, "epoch_end_reached", make)
+
+
+def partials(trainer: Trainer, stage: Stage) -> dict[str, Partial]:
+    """This rank's part of every number that was logged per batch of the present loader and is due at the epoch's end."""
+    return {
+        key: Partial(_reduction(metric), float(metric.value), float(getattr(metric, "cumulated_batch_size", 0)))
+        for key, metric in _due(trainer, stage)
+    }
+
+
+def set_epoch_values(trainer: Trainer, stage: Stage, values: dict[str, float]) -> None:
+    """Sets the epoch value of every number that `partials` named, so that Lightning does not reduce it again."""
+    for key, metric in _due(trainer, stage):
+        metric._computed = metric.value.new_tensor(values[key])
+
+
+def _due(trainer: Trainer, stage: Stage) -> Iterator[tuple[str, Any]]:
+    results = trainer._results
+    assert results is not None
+    hook = "validation" if stage == "validate" else stage
+    per_batch = {f"{hook}_step", f"on_{hook}_batch_start", f"on_{hook}_batch_end"}
+    for key, metric in results.valid_items():
+        meta = metric.meta
+        is_ours = metric.is_tensor and meta.on_epoch and not meta.sync.rank_zero_only
+        if is_ours and metric._computed is None and meta.fx.split(".")[0] in per_batch:
+            yield key, metric
+
+
+def _reduction(metric: Any) -> Reduction:
+    meta = metric.meta
+    if meta.is_mean_reduction:
+        return "mean"
+    if meta.is_sum_reduction:
+        return "sum"
+    return "max" if meta.is_max_reduction else "min"
+
+
+@contextmanager
+def logs_taken_back(trainer: Trainer) -> Iterator[None]:
+    """Undoes what is logged inside: known numbers get their values back, new ones the neutral element."""
+    before = {key: _state(metric) for key, metric in (trainer._results or {}).items() if metric.is_tensor}
+    yield
+    for key, metric in (trainer._results or {}).items():
+        if metric.is_tensor:
+            neutral = {name: default.clone().to(metric.value.device) for name, default in metric._defaults.items()}
+            for name, value in before.get(key, neutral | {"_computed": None}).items():
+                setattr(metric, name, value)
+
+
+def _state(metric: Any) -> dict[str, Any]:
+    names = [*metric._defaults, "_forward_cache", "_computed", "_update_count", "has_reset"]
+    return {name: getattr(metric, name) for name in names}
+
+
+@contextmanager
+def metrics_taken_back(module: LightningModule) -> Iterator[None]:
+    """Undoes what torchmetrics below ``module``, and plain attributes of it, take in inside."""
+    from torchmetrics import Metric
+
+    metrics = [child for child in module.modules() if isinstance(child, Metric)]
+    saved = [(metric, _metric_state(metric)) for metric in metrics]
+    attributes = {name: (value, _copied(value)) for name, value in vars(module).items() if _is_plain(name, value)}
+    yield
+    for metric, state in saved:
+        for name, value in state.items():
+            setattr(metric, name, value)
+    for name, (value, copy) in attributes.items():
+        setattr(module, name, _restored(value, copy))
+
+
+def _metric_state(metric: Any) -> dict[str, Any]:
+    states = {name: getattr(metric, name) for name in metric._defaults}
+    kept = {name: list(s) if isinstance(s, list) else s.detach().clone() for name, s in states.items()}
+    return kept | {name: getattr(metric, name) for name in ("_update_count", "_computed", "_forward_cache")}
+
+
+def _is_plain(name: str, value: object) -> bool:
+    return not name.startswith("_") and isinstance(value, bool | int | float | str | list | dict | set)
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, list | dict | set) else value
+
+
+def _restored(value: Any, copy: Any) -> Any:
+    if isinstance(value, list):
+        value[:] = copy
+    elif isinstance(value, dict | set):
+        value.clear()
+        value.update(copy)
+    return value

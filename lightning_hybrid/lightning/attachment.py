@@ -1,0 +1,266 @@
+"""What is hooked into a Trainer for the length of one run, and taken out again."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.errors import ConfigError
+from lightning_hybrid.core.plan import Grid
+from lightning_hybrid.core.state import ReplicaRecord
+from lightning_hybrid.engine import Engine, EpochRun, Stage
+from lightning_hybrid.lightning import _compat
+from lightning_hybrid.lightning import loader as live
+from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan
+from lightning_hybrid.probes.torch_device import probe_for
+from lightning_hybrid.runtime import results
+from lightning_hybrid.runtime.metrics import Partial, combine
+from lightning_hybrid.runtime.store import open_store
+from lightning_hybrid.runtime.timing import timer_for
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+_log = logging.getLogger(__name__)
+
+_SHARDED = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
+_STAGES: tuple[Stage, ...] = ("predict", "validate", "test")
+_NORMS = (torch.nn.modules.batchnorm._NormBase,)
+
+
+class Attachment:
+    """The hooks in one Trainer, from its `setup` to its `teardown` or exception.
+
+    Args:
+        trainer: The Trainer, with its process group set up.
+        config: All settings.
+    """
+
+    def __init__(self, trainer: Trainer, config: HybridConfig) -> None:
+        self.trainer, self.config = trainer, config
+        self.package = _compat.package_of(trainer)
+        kwargs: dict[str, int] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+        self.engine = Engine(
+            config,
+            replica=kwargs.get("rank", 0),
+            num_replicas=kwargs.get("num_replicas", 1),
+            store=self._open_store,
+            probe=probe_for(trainer.strategy.root_device),
+            new_timer=lambda: timer_for(trainer.strategy.root_device, config.in_flight_steps),
+            mode=self._mode(),
+        )
+        self.outputs: dict[int, tuple[Grid, list[results.Piece]]] = {}
+        """For each loader of predict: the grid, and the pieces of the output that this rank holds."""
+        self._token: str = trainer.strategy.broadcast(uuid.uuid4().hex[:12])
+        self.patches = _compat.Patches()
+        self._said: set[str] = set()
+        self._next_loader_idx = 0
+        self._combined_mode = "sequential"
+        self._attach()
+
+    def detach(self) -> None:
+        """Takes every hook out and ends the background threads; safe to call twice."""
+        self.patches.undo()
+        self.engine.close()
+
+    # --- hooks --------------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        _compat.hook_loader_requests(self.patches, self.trainer, self._noting_request)
+        _compat.hook_loader_preparation(self.patches, self.trainer, self._preparing)
+        _compat.hook_epoch_end(self.patches, self.trainer, self._ending)
+        for stage in _STAGES:
+            _compat.hook_step(self.patches, self.trainer.strategy, stage, self._stepping)
+
+    def _noting_request(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def request() -> Any:
+            loaders = original()
+            self._next_loader_idx = 0
+            self._combined_mode = _compat.combined_mode(loaders)
+            return loaders
+
+        return request
+
+    def _preparing(self, original: Callable[..., object]) -> Callable[..., object]:
+        def prepare(dataloader: object, shuffle: bool, mode: Any) -> object:
+            stage = _compat.stage_of(mode)
+            if stage is None:
+                return original(dataloader, shuffle=shuffle, mode=mode)
+            loader_idx = self._next_loader_idx
+            self._next_loader_idx += 1
+            if not isinstance(dataloader, DataLoader):
+                self._say(f"loader {loader_idx} of {stage} is a {type(dataloader).__name__}, not a DataLoader")
+                return original(dataloader, shuffle=shuffle, mode=mode)
+            deal = self._deal(dataloader, stage, loader_idx)
+            if deal == "stock":
+                return original(dataloader, shuffle=shuffle, mode=mode)
+            return dataloader if deal == "as it is" else self._live(dataloader, stage, loader_idx, deal)
+
+        return prepare
+
+    def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            epoch = self.engine.current
+            if epoch is None:
+                return original(*args, **kwargs)
+            return epoch.run_step(lambda: original(*args, **kwargs), self._may_recut)
+
+        return step
+
+    def _ending(self, original: Callable[[], None]) -> Callable[[], None]:
+        def ended() -> None:
+            original()
+            self._end_loader()
+
+        return ended
+
+    # --- loaders ------------------------------------------------------------------------------------------------
+
+    def _deal(self, loader: DataLoader[Any], stage: Stage, loader_idx: int) -> Deal | Literal["stock", "as it is"]:
+        """How a loader is dealt out; says why where it is not re-distributed (I7)."""
+        which = f"loader {loader_idx} of {stage}"
+        alone = self.engine.num_replicas == 1
+        if self._combined_mode != "sequential":
+            self._say(f"CombinedLoader(mode={self._combined_mode!r}) draws from several loaders at a time in {stage}")
+            return "stock"
+        if _compat.takes_dataloader_iter(self.trainer, self.package, stage):
+            self._say(f"the {stage} step pulls its own batches from dataloader_iter")
+            return "stock"
+        if isinstance(loader.dataset, IterableDataset):
+            if self.config.iterable == "stock":
+                self._say(
+                    f"{which} has an IterableDataset, of which every rank sees the whole stream; shard the dataset by"
+                    " rank and pass HybridBalanceCallback(iterable='sharded') to say so"
+                )
+            return "as it is"
+        if alone:
+            return "own"
+        if live.shards_itself(loader):
+            self._say(f"{which} has a DistributedSampler of its own")
+            return "own"
+        if not _compat.uses_distributed_sampler(self.trainer):
+            self._say("the Trainer has use_distributed_sampler=False, so every rank runs all batches of its own loader")
+            return "own"
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined] - set by the Trainer's connector
+            self._say("fast_dev_run runs too few batches to share by speed")
+            return "rotate"
+        return "balance"
+
+    def _live(self, loader: DataLoader[Any], stage: Stage, loader_idx: int, deal: Deal) -> object:
+        keeps_batches = (
+            live.batches_itself(loader) or live.has_own_batch_sampler(loader) or self.config.batch_dependent is True
+        )
+        size = self.config.max_micro_batch_size or loader.batch_size
+        plan = LoaderPlan(stage=stage, loader_idx=loader_idx, deal=deal, max_size=None if keeps_batches else size)
+        length = live.num_batches(loader)
+        if length is not None and deal == "rotate":
+            length = -(-length // self.engine.num_replicas)
+        copy, sampler = live.live_copy(
+            loader,
+            self.package,
+            length,
+            lambda make: LivePass(self.trainer, self.engine, loader, plan, sampler).batches(make),
+        )
+        return copy
+
+    def _may_recut(self, epoch: EpochRun, output: Any, size: int) -> bool:
+        """Whether batches may be cut anew as far as this rank can tell from the model and its first output."""
+        module = self.trainer.lightning_module
+        if any(isinstance(child, _NORMS) and child.training for child in module.modules()):
+            return False
+        return epoch.spec.stage != "predict" or results.has_rows(output, size)
+
+    # --- ends ---------------------------------------------------------------------------------------------------
+
+    def _end_loader(self) -> None:
+        """Makes the epoch values of a loader exact, with one exchange of all ranks."""
+        logged = self.trainer._results
+        ended = 0 if logged is None else logged.dataloader_idx or 0
+        epoch = next((e for e in self.engine.epochs if e.spec.loader_idx == ended and e.records is None), None)
+        if epoch is None or epoch.spec.stage == "predict":
+            return
+        epoch.finish()
+        stage = epoch.spec.stage
+        mine = {} if not epoch.is_balanced else _compat.partials(self.trainer, stage)
+        values = combine(self._conclude(epoch, mine))
+        if epoch.is_balanced:
+            _compat.set_epoch_values(self.trainer, stage, values)
+
+    def end_predict_epoch(self) -> None:
+        """Waits until no replica runs a step of predict any more."""
+        for epoch in self.engine.epochs:
+            epoch.finish()
+
+    def end_predict(self) -> None:
+        """Exchanges the outputs and puts the whole list into what `trainer.predict` returns."""
+        self.outputs = {}
+        for epoch in self.engine.epochs:
+            self._conclude(epoch, {})
+            if self.trainer.predict_loop.return_predictions:
+                self._gather(epoch)
+
+    def _gather(self, epoch: EpochRun) -> None:
+        loader_idx, grid = epoch.spec.loader_idx, epoch.spec.grid
+        predictions = _compat.predictions_of(self.trainer)[loader_idx]
+        mine = [
+            results.Piece(work.start, work.stop, results.plain(output))
+            for work, output in zip(epoch.done, predictions, strict=True)
+        ]
+        predictions[:] = [piece.output for piece in mine]
+        self.outputs[loader_idx] = grid, mine
+        if not epoch.is_balanced or self.config.gather == "none":
+            return
+        leads = self._leads()
+        pieces = results.gather_pieces(
+            mine if leads else [], to_all=self.config.gather == "all", chunk_bytes=self.config.gather_chunk_bytes
+        )
+        if pieces is not None:
+            self.outputs[loader_idx] = grid, pieces
+            predictions[:] = results.into_batches(grid, pieces)
+
+    def _conclude(self, epoch: EpochRun, partials: dict[str, Partial]) -> list[dict[str, Partial]]:
+        """Exchanges final records, works and metric parts; each replica counts once."""
+        record = epoch.final_record()
+        mine = (record.to_json(), [(work.start, work.stop) for work in epoch.done], partials)
+        everyone: list[Any] = [mine]
+        if epoch.is_balanced:
+            everyone = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, mine)
+        by_replica: dict[int, tuple[ReplicaRecord, Any, Any]] = {}
+        for text, works, parts in everyone:
+            other = ReplicaRecord.from_json(text)
+            by_replica.setdefault(other.replica, (other, works, parts))
+        ordered = [by_replica[replica] for replica in sorted(by_replica)]
+        epoch.conclude([entry[0] for entry in ordered], [entry[1] for entry in ordered])
+        return [entry[2] for entry in ordered]
+
+    def _leads(self) -> bool:
+        """Whether this is the first rank of its replica."""
+        replicas: list[int] = [0] * dist.get_world_size()
+        dist.all_gather_object(replicas, self.engine.replica)
+        return replicas.index(self.engine.replica) == dist.get_rank()
+
+    # --- set-up -------------------------------------------------------------------------------------------------
+
+    def _open_store(self, prefix: str) -> Any:
+        return open_store(f"lightning_hybrid/{self._token}/{prefix}")
+
+    def _mode(self) -> Literal["auto", "queue", "lockstep"]:
+        names = {cls.__name__ for cls in type(self.trainer.strategy).__mro__}
+        sharded = sorted(names & _SHARDED)
+        if sharded and self.config.mode == "queue":
+            raise ConfigError("mode", "queue", f"be 'auto' or 'lockstep' with {sharded[0]}, whose steps synchronise")
+        return "lockstep" if sharded else self.config.mode
+
+    def _say(self, why: str) -> None:
+        """Says once, on rank zero, why something runs without re-distribution."""
+        if self.engine.num_replicas > 1 and self.trainer.is_global_zero and why not in self._said:
+            self._said.add(why)
+            _log.warning("runs without re-distribution: %s", why)

@@ -1,0 +1,104 @@
+"""What the user sees of a run: the trainer's loggers, the progress bar, the table at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.recommend import Recommendation, straggler
+from lightning_hybrid.core.state import BalanceSnapshot
+from lightning_hybrid.engine import EpochRun, Stage
+from lightning_hybrid.lightning import _compat
+from lightning_hybrid.reports.console import print_table
+from lightning_hybrid.reports.sinks import LoggerReport
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+_BAR_HOOKS: dict[Stage, str] = {
+    "predict": "on_predict_batch_end",
+    "validate": "on_validation_batch_end",
+    "test": "on_test_batch_end",
+}
+
+
+class Reporter:
+    """Reports on rank zero; kept for the Trainer's life, because the x axes of the logs go on from run to run."""
+
+    def __init__(self, trainer: Trainer, config: HybridConfig) -> None:
+        self._trainer, self._config = trainer, config
+        self._report = LoggerReport(trainer.loggers)
+        self._loggers = list(trainer.loggers)
+        self._samples_before = Counter[Stage]()
+        self.recommendations: tuple[Recommendation, ...] = ()
+
+    def step(self, epoch: EpochRun) -> None:
+        """Logs every ``log_every_n_steps`` of this rank."""
+        self._follow_loggers()
+        every = self._trainer.log_every_n_steps
+        if self._loggers and every > 0 and epoch.steps_run % every == 0:
+            snapshot = epoch.snapshot()
+            self._report.log_snapshot(snapshot, self._x(snapshot))
+
+    def end(self, epochs: Sequence[EpochRun]) -> None:
+        """Logs and prints the final figures of all loaders of a stage."""
+        self._follow_loggers()
+        in_fit = self._in_fit()
+        for epoch in epochs:
+            snapshot = epoch.snapshot()
+            self._report.log_snapshot(snapshot, self._x(snapshot))
+            found = straggler(snapshot, threshold_frac=self._config.straggler_threshold_frac)
+            self.recommendations = () if found is None else (found,)
+            self._report.log_recommendations(self.recommendations, self._x(snapshot), stage=snapshot.stage)
+            if len(snapshot.replicas) > 1 and not in_fit:
+                print_table(snapshot, self.recommendations)
+            self._samples_before[snapshot.stage] += snapshot.samples_done
+        self._report.close()
+
+    def hook_progress_bar(self, patches: _compat.Patches, current: Any) -> None:
+        """Makes the progress bar count the batches of all replicas; ``current()`` is the running epoch."""
+        bar = self._trainer.progress_bar_callback
+        if bar is None:
+            return
+        for stage, name in _BAR_HOOKS.items():
+
+            def make(original: Any, stage: Stage = stage) -> Any:
+                def counted(trainer: Any, module: Any, outputs: Any, batch: Any, idx: int, *rest: Any, **kw: Any) -> Any:
+                    epoch: EpochRun | None = current()
+                    if epoch is not None and epoch.spec.stage == stage and epoch.is_balanced:
+                        idx = max(idx, epoch.batches_done() - 1)
+                    return original(trainer, module, outputs, batch, idx, *rest, **kw)
+
+                return counted
+
+            patches.replace(bar, name, make)
+
+    def fill_progress_bar(self, epoch: EpochRun) -> None:
+        """Lets the progress bar arrive at its end, which other replicas may have reached."""
+        bar: Any = self._trainer.progress_bar_callback
+        total = epoch.spec.grid.num_cells
+        if bar is None or not epoch.is_balanced or total == 0 or not _draws_bars(bar):
+            return
+        hook = getattr(bar, _BAR_HOOKS[epoch.spec.stage])
+        hook(self._trainer, self._trainer.lightning_module, None, None, total - 1, epoch.spec.loader_idx)
+
+    def _x(self, snapshot: BalanceSnapshot) -> int:
+        if self._in_fit():
+            return self._trainer.global_step
+        return self._samples_before[snapshot.stage] + snapshot.samples_done
+
+    def _in_fit(self) -> bool:
+        fn = self._trainer.state.fn
+        return fn is not None and fn.value == "fit"
+
+    def _follow_loggers(self) -> None:
+        if self._trainer.loggers != self._loggers:
+            self._loggers = list(self._trainer.loggers)
+            self._report = LoggerReport(self._loggers)
+
+
+def _draws_bars(bar: Any) -> bool:
+    """Whether it is one of Lightning's own bars, which take no notice of the batch."""
+    return any(cls.__name__ in {"TQDMProgressBar", "RichProgressBar"} for cls in type(bar).__mro__)

@@ -1,0 +1,174 @@
+"""The background thread of a replica: publishes its record, reads the others', and runs the dealer's errands."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout
+from lightning_hybrid.core.state import DeviceState, ReplicaRecord
+from lightning_hybrid.runtime.sharedqueue import Published, SharedQueue
+
+_NEVER = math.inf
+
+
+class Board:
+    """What the replicas of one epoch know of each other.
+
+    Args:
+        queue: The epoch's keys on the store.
+        replica: Who this is.
+        config: Periods and deadlines.
+        read_device: Called on the background thread, at most once per ``config.device_period_s``.
+        watch: Called on the background thread every period; a text ends the run on every rank.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        queue: SharedQueue,
+        replica: int,
+        config: HybridConfig,
+        *,
+        read_device: Callable[[], DeviceState] | None = None,
+        watch: Callable[[], str | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.changed = threading.Condition()
+        """Notified whenever the background thread learnt or did something."""
+        self.waited_s = 0.0
+        """How long the loop's thread has waited here for other replicas or the store."""
+        self.peers: list[Published | None] = []
+        self.record = ReplicaRecord(replica=replica)
+        self.recut: bool | None = None
+        self.describe: Callable[[ReplicaRecord], Published] = self._describe_alone
+        self.errand: Callable[[], float] | None = None
+        """The dealer's work for the background thread; returns in how many seconds it wants to be called again."""
+        self._queue, self._config = queue, config
+        self._read_device, self._watch, self._clock = read_device, watch, clock
+        self._device: DeviceState | None = None
+        self._next_device_s = self._next_exchange_s = -math.inf
+        self._error: BaseException | None = None
+        self._last_step: dict[int, tuple[int, float]] = {}
+        self._woken = self._closed = False
+        self._thread = threading.Thread(target=self._run, name="lightning_hybrid-board", daemon=True)
+
+    def start(self) -> None:
+        """Starts the background thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the background thread, without waiting for a store that does not answer."""
+        with self.changed:
+            self._closed = self._woken = True
+            self.changed.notify_all()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=1.0)
+
+    def wake(self) -> None:
+        """Makes the background thread run its errand now; needs ``changed`` to be held."""
+        self._woken = True
+        self.changed.notify_all()
+
+    def exchange_soon(self) -> None:
+        """Makes the background thread publish and read now."""
+        with self.changed:
+            self._next_exchange_s = -math.inf
+            self.wake()
+
+    def check(self) -> None:
+        """Raises what ended the background thread, or the alarm of any replica."""
+        if self._error is not None:
+            raise self._error
+        if self._queue.alarm is not None:
+            raise CollectiveInQueueMode(self._queue.alarm)
+
+    def wait(self, ready: Callable[[], bool], what: str) -> None:
+        """Waits on the loop's thread until ``ready()``; needs ``changed`` to be held.
+
+        Raises:
+            CoordinationTimeout: nothing that any replica published changed for ``config.claim_deadline_s``.
+        """
+        seen, since = self._progress(), self._clock()
+        start_s = since
+        while not ready():
+            self.check()
+            self.changed.wait(timeout=self._config.publish_period_s)
+            progress, now = self._progress(), self._clock()
+            if progress != seen:
+                seen, since = progress, now
+            elif now - since > self._config.claim_deadline_s:
+                raise CoordinationTimeout(
+                    f"waited {now - since:.0f} s (claim_deadline_s) for {what}, and no replica made progress"
+                )
+        self.waited_s += self._clock() - start_s
+        self.check()
+
+    def publish(self) -> None:
+        """Publishes now; on the background thread only."""
+        self._queue.publish(self.describe(replace(self.record, device=self._device)))
+
+    def look(self) -> list[Published | None]:
+        """Reads now what the others published; on the background thread only."""
+        peers = self._queue.look()
+        now = self._clock()
+        with self.changed:
+            self.peers = peers
+            for r, peer in enumerate(peers):
+                if peer and self._last_step.get(r, (-1, 0.0))[0] != peer.record.steps:
+                    self._last_step[r] = peer.record.steps, now
+            self.changed.notify_all()
+        return peers
+
+    def busy_s(self, replica: int) -> float:
+        """How long a replica is expected to be busy with its current step: half a step, or more once it is overdue.
+
+        An overdue step is expected to last as long again as it has lasted, as with heavy-tailed costs.
+        """
+        peer = self.peers[replica]
+        if peer is None or peer.record.step_s is None:
+            return math.inf
+        step_s = peer.record.step_s
+        since_s = self._clock() - self._last_step[replica][1]
+        overdue = since_s > step_s + self._config.publish_period_s
+        return since_s if overdue else 0.5 * step_s
+
+    def _describe_alone(self, record: ReplicaRecord) -> Published:
+        return Published(record=record, recut=self.recut)
+
+    def _progress(self) -> list[tuple[int, int] | None]:
+        return [peer and (peer.record.steps, peer.reserved) for peer in self.peers]
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._turn()
+        except BaseException as error:  # handed to the loop's thread, which raises it
+            with self.changed:
+                self._error = error
+                self.changed.notify_all()
+
+    def _turn(self) -> None:
+        now = self._clock()
+        if now >= self._next_exchange_s:
+            self._next_exchange_s = now + self._config.publish_period_s
+            self._exchange(now)
+        pause_s = self.errand() if self.errand else _NEVER
+        with self.changed:
+            if not self._woken and pause_s > 0:
+                self.changed.wait(timeout=max(0.0, min(pause_s, self._next_exchange_s - self._clock())))
+            self._woken = False
+
+    def _exchange(self, now: float) -> None:
+        if self._read_device is not None and now >= self._next_device_s:
+            self._next_device_s = now + self._config.device_period_s
+            self._device = self._read_device()
+        reason = self._watch() if self._watch else None
+        if reason is not None:
+            self._queue.raise_alarm(reason)
+        self.publish()
+        self.look()

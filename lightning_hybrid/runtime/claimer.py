@@ -1,0 +1,331 @@
+"""Queue mode: a replica claims, reserves and steals cells on a background thread, ahead of its loop."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lightning_hybrid.core import workqueue
+from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.cost import fill_speeds
+from lightning_hybrid.core.plan import Grid
+from lightning_hybrid.core.state import Mode, ReplicaRecord
+from lightning_hybrid.core.workqueue import Span
+from lightning_hybrid.runtime.board import Board
+from lightning_hybrid.runtime.sharedqueue import Published, RangeKey, SharedQueue
+from lightning_hybrid.runtime.sweep import Sweeper
+from lightning_hybrid.runtime.work import Exhausted, Work
+
+
+@dataclass(slots=True)
+class _Owned:
+    """An own range; all fields are cell numbers.
+
+    Cells below ``handed`` were given to the loader, below ``begun`` to the step; those below ``reserved`` are out of
+    thieves' reach, those from ``stop`` on were stolen.
+    """
+
+    key: RangeKey | None
+    handed: int
+    begun: int
+    reserved: int
+    stop: int
+
+
+class QueueDealer:
+    """Gives a replica cells as it asks for them; which, is settled on the background thread of its `Board`.
+
+    Args:
+        board: What the replicas know of each other; not started yet.
+        queue: The epoch's queue.
+        grid: The epoch's cells.
+        config: Thresholds, periods and deadlines.
+        replica: Who this is.
+        prior: Relative speeds of the replicas until they have been measured.
+        prefetch: Whether the loader loads ahead of the step. Then cells are handed out before they are reserved, and
+            `begin` tells whether they were stolen in the meantime.
+        released: Whether cells may be reserved yet; before, they are only handed out to be loaded.
+    """
+
+    mode: Mode = "queue"
+
+    def __init__(
+        self,
+        board: Board,
+        queue: SharedQueue,
+        grid: Grid,
+        config: HybridConfig,
+        *,
+        replica: int,
+        prior: list[float],
+        prefetch: bool,
+        released: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._board, self._queue, self._grid, self._config = board, queue, grid, config
+        self._me, self._prior, self._prefetch, self._released = replica, prior, prefetch, released
+        self._ranges: deque[_Owned] = deque()
+        self._reserved_total = 0
+        self._starving = False
+        self._running: set[int] = set()
+        self._done: list[Span] = []
+        self._stolen = 0
+        self._sweeper = Sweeper(queue, replica, config.lease_s) if config.lease_s is not None else None
+        board.describe = self._describe
+        board.errand = self._errand
+
+    # --- on the loop's thread -----------------------------------------------------------------------------------
+
+    def take(self, *, may_wait: bool) -> Work | None:
+        """The next cell to load, ``None`` when there is none right now and ``may_wait`` is false."""
+        with self._board.changed:
+            if self._next_to_hand() is None:
+                # a claim from the shared queue depends on nobody else, so it may be waited for in any case
+                self._wait(
+                    lambda: self._next_to_hand() is not None
+                    or self._is_exhausted()
+                    or (not may_wait and self._queue.unclaimed == 0),
+                    "work to claim",
+                )
+            owned = self._next_to_hand()
+            if owned is None:
+                if self._is_exhausted():
+                    raise Exhausted
+                return None
+            cell = owned.handed
+            owned.handed += 1
+            if not self._prefetch:
+                owned.begun = owned.handed
+                self._running.add(cell)
+            self._board.wake()
+        return Work(*self._grid.span(cell), cell, mode="queue")
+
+    def begin(self, work: Work) -> bool:
+        """Whether the cell may be run; ``False`` when it was stolen while it was loaded."""
+        if not self._prefetch:
+            return True
+        cell = work.cell
+        assert cell is not None
+        with self._board.changed:
+            owned = next(item for item in self._ranges if item.begun <= cell < item.handed)
+            if owned.reserved <= cell < owned.stop:
+                self._wait(lambda: not owned.reserved <= cell < owned.stop, f"leave to run cell {cell}")
+            owned.begun = cell + 1
+            mine = cell < owned.reserved
+            if mine:
+                self._running.add(cell)
+            self._board.wake()
+            return mine
+
+    def done(self, work: Work) -> None:
+        """Notes that a cell was run."""
+        assert work.cell is not None
+        with self._board.changed:
+            self._running.discard(work.cell)
+            if self._sweeper is not None:
+                self._note_done(work.cell)
+
+    def finish(self) -> None:
+        """Waits until no replica runs any more, so that an alarm reaches this one before its next collective."""
+        self._board.exchange_soon()
+        with self._board.changed:
+            self._board.wait(self._is_over, "the other replicas to finish")
+
+    @property
+    def cells_stolen(self) -> int:
+        """Cells that this replica took from others' claims."""
+        return self._stolen
+
+    def _wait(self, ready: Callable[[], bool], what: str) -> None:
+        self._starving = True
+        self._board.wake()
+        try:
+            self._board.wait(ready, what)
+        finally:
+            self._starving = False
+
+    def _next_to_hand(self) -> _Owned | None:
+        for owned in self._ranges:
+            if owned.handed < (owned.stop if self._prefetch else owned.reserved):
+                return owned
+        return None
+
+    def _note_done(self, cell: int) -> None:
+        if self._done and self._done[-1].stop == cell:
+            self._done[-1] = Span(self._done[-1].start, cell + 1)
+        else:
+            self._done.append(Span(cell, cell + 1))
+
+    def _is_exhausted(self) -> bool:
+        if self._sweeper is not None:
+            return self._sweeper.is_complete(self._board.peers, self._done)
+        return self._unreserved_anywhere() == 0 and all(item.reserved >= item.stop for item in self._ranges)
+
+    def _is_over(self) -> bool:
+        if self._sweeper is not None:
+            return self._is_exhausted()
+        return all(peer is not None and peer.record.finished for peer in self._board.peers)
+
+    # --- on the background thread -------------------------------------------------------------------------------
+
+    def _describe(self, record: ReplicaRecord) -> Published:
+        with self._board.changed:
+            published = Published(
+                record=replace(record, cells_stolen=self._stolen),
+                reserved=self._reserved_total,
+                ranges=tuple(item.key for item in self._ranges if item.key and item.reserved < item.stop),
+                recut=self._board.recut,
+            )
+            if self._sweeper is None:
+                return published
+            held = [Span(item.begun, item.stop) for item in self._ranges if item.begun < item.stop]
+            held += [Span(cell, cell + 1) for cell in self._running]
+            return replace(published, done=tuple(self._done), held=tuple(held))
+
+    def _errand(self) -> float:
+        if self._reserve() or self._restock():
+            return 0.0
+        return self._config.endgame_poll_s if self._starving else math.inf
+
+    def _reserve(self) -> bool:
+        """Reserves what the loop will need next; whether anything was asked of the store."""
+        if not self._released():
+            return False
+        with self._board.changed:
+            self._forget_finished()
+            owned = next((item for item in self._ranges if item.key and item.reserved < item.stop), None)
+            held = sum(item.reserved - item.begun for item in self._ranges if item.reserved > item.begun)
+        if owned is None or owned.key is None:
+            return False
+        ahead = self._reserve_ahead()
+        if held > ahead // 2 or (held == 0 and ahead == 0 and not self._starving):
+            return False
+        size = max(1, ahead - held)
+        if ahead == 0 and self._declines():
+            return False
+        won = self._queue.reserve(owned.key, size)
+        with self._board.changed:
+            owned.reserved = won.stop
+            if won.size < size:
+                owned.stop = won.stop
+            self._reserved_total += won.size
+            self._board.changed.notify_all()
+        if ahead == 0:
+            self._board.publish()
+        return True
+
+    def _reserve_ahead(self) -> int:
+        """How many cells may wait out of thieves' reach, now."""
+        left = self._unreserved_anywhere()
+        step_s = self._board.record.step_s
+        if step_s is None:
+            return int(left > 4 * len(self._prior))
+        return workqueue.reserve_size(
+            cells_left=left,
+            step_s=step_s,
+            all_cells_per_s=sum(self._cells_per_s()),
+            reserve_frac=self._config.reserve_frac,
+            ahead_s=self._config.reserve_ahead_s,
+        )
+
+    def _declines(self) -> bool:
+        mine = self._board.record.step_s
+        if mine is None:
+            return False
+        replicas = range(len(self._board.look()))
+        steps_s = [mine if r == self._me else self._step_of(r) for r in replicas]
+        busy_s = [self._board.busy_s(r) for r in replicas]
+        return workqueue.declines(self._me, self._unreserved_anywhere(), steps_s, busy_s)
+
+    def _restock(self) -> bool:
+        """Claims or steals when the loader is about to run out; whether anything was won."""
+        with self._board.changed:
+            unhanded = sum(max(0, item.stop - item.handed) for item in self._ranges)
+            unbegun = sum(max(0, item.stop - item.begun) for item in self._ranges)
+        if unhanded > 1:
+            return False
+        if self._queue.unclaimed:
+            speeds = self._cells_per_s()
+            size = workqueue.claim_size(
+                self._queue.unclaimed, speeds[self._me], sum(speeds), self._config.claim_frac
+            )
+            return self._own(self._queue.claim(size))
+        if self._starving or (self._prefetch and unhanded == 0 and unbegun <= 1):
+            return self._steal(unbegun) or self._sweep()
+        return False
+
+    def _steal(self, backlog: int) -> bool:
+        """Takes cells from the replica that would end last, if this one would finish them earlier."""
+        peers = self._board.look()
+        self._learn_thefts()
+        owned = [(r, item) for r, peer in enumerate(peers) if peer and r != self._me for item in peer.ranges]
+        counts = self._queue.unreserved(item for _, item in owned)
+        loot = [(r, item, count) for (r, item), count in zip(owned, counts, strict=True) if count]
+        left = Counter[int]()
+        for r, _, count in loot:
+            left[r] += count
+        if not left:
+            return False
+        ends_s = {r: self._board.busy_s(r) + count * self._step_of(r) for r, count in left.items()}
+        victim = max(ends_s, key=lambda r: (ends_s[r], -r))
+        speeds = self._cells_per_s()
+        mine_s = (backlog + (1.0 if self._starving else 1.5)) / speeds[self._me]
+        if mine_s >= ends_s[victim]:
+            return False
+        _, item, count = max((entry for entry in loot if entry[0] == victim), key=lambda entry: entry[1].start)
+        size = workqueue.steal_size(left[victim], speeds[self._me], speeds[victim])
+        won = self._queue.steal(item, min(count, size))
+        self._stolen += won.size if won else 0
+        return self._own(won)
+
+    def _sweep(self) -> bool:
+        if self._sweeper is None:
+            return False
+        cell = self._sweeper.adopt(self._board.peers, self._grid.num_cells)
+        if cell is None:
+            return False
+        with self._board.changed:
+            self._ranges.append(_Owned(None, handed=cell, begun=cell, reserved=cell + 1, stop=cell + 1))
+            self._board.changed.notify_all()
+        return True
+
+    def _own(self, won: RangeKey | None) -> bool:
+        if won is None:
+            return False
+        stop = won.start + won.size
+        with self._board.changed:
+            self._ranges.append(_Owned(won, handed=won.start, begun=won.start, reserved=won.start, stop=stop))
+            self._board.changed.notify_all()
+        self._board.publish()
+        return True
+
+    def _learn_thefts(self) -> None:
+        """Notices own ranges whose last cells were stolen, so that the loop does not wait for them."""
+        with self._board.changed:
+            open_ranges = [item for item in self._ranges if item.key and item.reserved < item.stop]
+        left = self._queue.unreserved(item.key for item in open_ranges if item.key)
+        with self._board.changed:
+            for item, count in zip(open_ranges, left, strict=True):
+                item.stop = item.reserved + count
+            self._board.changed.notify_all()
+
+    def _forget_finished(self) -> None:
+        while self._ranges and self._ranges[0].begun >= self._ranges[0].handed >= self._ranges[0].stop:
+            self._ranges.popleft()
+
+    def _unreserved_anywhere(self) -> int:
+        """Cells that no replica has reserved, as far as this one knows."""
+        others = sum(peer.reserved for r, peer in enumerate(self._board.peers) if peer and r != self._me)
+        return max(0, self._queue.size - self._reserved_total - others)
+
+    def _step_of(self, replica: int) -> float:
+        peer = self._board.peers[replica]
+        return math.inf if peer is None or peer.record.step_s is None else peer.record.step_s
+
+    def _cells_per_s(self) -> list[float]:
+        """Speed of every replica in cells per second: measured where it is known, else by the prior."""
+        steps_s = [None if peer is None else peer.record.step_s for peer in self._board.peers]
+        steps_s = steps_s or [None] * len(self._prior)
+        steps_s[self._me] = self._board.record.step_s
+        return fill_speeds([None if step is None else 1.0 / step for step in steps_s], self._prior)

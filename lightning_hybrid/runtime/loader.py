@@ -1,0 +1,131 @@
+"""Between a `DataLoader` and a dealer: which indices to load next, and which loaded batches to run."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from lightning_hybrid.runtime.work import Exhausted, Work
+
+
+class WorkSource(Protocol):
+    """Who gives works and runs them; see `lightning_hybrid.engine.EpochRun`."""
+
+    def take(self, *, may_wait: bool) -> Work | None:
+        """The next work to load; raises `Exhausted` when there will be none."""
+        ...
+
+    def begin(self, work: Work) -> bool:
+        """Whether a loaded work may be run."""
+        ...
+
+    def note_wait(self, seconds: float) -> None:
+        """The loop waited this long for a batch."""
+        ...
+
+    def finish(self) -> None:
+        """Called once, when the loader has run out."""
+        ...
+
+
+class WorkFeed:
+    """The order in which works go into a loader and come out of it.
+
+    A loader with workers asks for new indices while it holds a batch that it is about to give out, so it must not be
+    made to wait then. When there is no work at that moment it is told to stop; it asks again with every batch that is
+    still in flight. The last one in flight is followed by a spare of one sample, which keeps the workers alive while
+    there may be work to steal.
+
+    Args:
+        source: Who gives the works.
+        prime_calls: How many indices the loader asks for before its first batch: ``num_workers * prefetch_factor``.
+    """
+
+    def __init__(self, source: WorkSource, prime_calls: int) -> None:
+        self._source, self._prime_calls = source, prime_calls
+        self._calls = 0
+        self._in_loader: deque[Work] = deque()
+
+    def next_work(self) -> Work:
+        """The work whose indices the loader should load next.
+
+        Raises:
+            StopIteration: none now; if batches are in flight the loader may ask again.
+        """
+        self._calls += 1
+        try:
+            work = self._choose()
+        except Exhausted:
+            raise StopIteration from None
+        if work is None:
+            raise StopIteration
+        self._in_loader.append(work)
+        return work
+
+    def loaded(self) -> Work:
+        """The work whose batch the loader just gave out."""
+        return self._in_loader.popleft()
+
+    def _choose(self) -> Work | None:
+        if self._prime_calls == 0:
+            return self._source.take(may_wait=True)
+        in_flight = self._in_loader
+        holds_a_batch = self._calls > self._prime_calls and bool(in_flight)
+        if not in_flight or (holds_a_batch and len(in_flight) == 1 and in_flight[0].spare):
+            return self._source.take(may_wait=True)
+        work = self._source.take(may_wait=False)
+        if work is None and holds_a_batch and len(in_flight) == 1:
+            start = in_flight[0].start
+            return Work(start, start + 1, spare=True)
+        return work
+
+
+class WorkIterator:
+    """The batches that this replica runs, from the loader's own iterator.
+
+    Args:
+        inner: The loader's iterator.
+        feed: Which work each of its batches belongs to.
+        source: Who gives the works.
+        run_ghost: Runs a batch so that collectives match, and takes it back.
+    """
+
+    def __init__(
+        self,
+        inner: Iterator[Any],
+        feed: WorkFeed,
+        source: WorkSource,
+        run_ghost: Callable[[Any], None],
+    ) -> None:
+        self._inner, self._feed, self._source, self._run_ghost = inner, feed, source, run_ghost
+        self._is_over = False
+
+    def __iter__(self) -> WorkIterator:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch to run."""
+        while True:
+            batch = self._next_loaded()
+            work = self._feed.loaded()
+            if work.spare or not self._source.begin(work):
+                continue
+            if not work.ghost:
+                return batch
+            self._run_ghost(batch)
+
+    def _next_loaded(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        start_s = time.perf_counter()
+        try:
+            return next(self._inner)
+        except StopIteration:
+            self._is_over = True
+            self._source.finish()
+            raise
+        finally:
+            self._source.note_wait(time.perf_counter() - start_s)

@@ -1,0 +1,169 @@
+"""Lockstep mode: every replica takes the same number of steps; their sizes follow the measured speeds.
+
+There is no common clock, and loaders ask for rounds ahead of time. So the first replica that needs the next block of
+rounds computes it and writes it once; all others read it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.cost import fill_speeds
+from lightning_hybrid.core.partition import last_round_sizes, round_sizes
+from lightning_hybrid.core.plan import Grid
+from lightning_hybrid.core.state import Mode
+from lightning_hybrid.runtime.board import Board
+from lightning_hybrid.runtime.sharedqueue import SharedQueue
+from lightning_hybrid.runtime.work import Exhausted, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rounds that were agreed on together.
+
+    ``sizes`` are each replica's samples in every round of the block; ``None`` means that the rounds deal out the
+    user's own batches. ``speeds`` are what the sizes were cut for.
+    """
+
+    rounds: int
+    sizes: tuple[int, ...] | None
+    speeds: tuple[float, ...] | None
+
+    def to_bytes(self) -> bytes:
+        """One line of JSON."""
+        return json.dumps([self.rounds, self.sizes, self.speeds]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Block:
+        """What `to_bytes` wrote."""
+        rounds, sizes, speeds = json.loads(data)
+        return cls(rounds, None if sizes is None else tuple(sizes), None if speeds is None else tuple(speeds))
+
+
+class LockstepDealer:
+    """Gives a replica its part of each round.
+
+    Args:
+        board: What the replicas know of each other; not started yet.
+        queue: The epoch's keys on the store.
+        grid: The epoch's cells.
+        config: Bounds and deadlines.
+        replica: Who this is.
+        num_replicas: How many take part.
+        first_cell: The rounds begin here; the cells before it are dealt out otherwise.
+        max_size: Most samples of one step; ``None`` where batches must not be cut anew.
+        prior: Relative speeds of the replicas until they have been measured.
+    """
+
+    mode: Mode = "lockstep"
+
+    def __init__(
+        self,
+        board: Board,
+        queue: SharedQueue,
+        grid: Grid,
+        config: HybridConfig,
+        *,
+        replica: int,
+        num_replicas: int,
+        first_cell: int,
+        max_size: int | None,
+        prior: list[float],
+    ) -> None:
+        self._board, self._queue, self._grid, self._config = board, queue, grid, config
+        self._me, self._world, self._max_size, self._prior = replica, num_replicas, max_size, prior
+        self._cell = min(first_cell, grid.num_cells)
+        self._position = int(grid.offsets[self._cell])
+        self._block: Block | None = None
+        self._block_idx = -1
+        self._rounds_left = 0
+
+    def take(self, *, may_wait: bool) -> Work | None:
+        """This replica's part of the next round; a ghost when there are fewer samples than replicas."""
+        if self._position >= self._grid.num_samples:
+            raise Exhausted
+        if self._rounds_left == 0:
+            self._next_block(may_wait=may_wait)
+        self._rounds_left -= 1
+        assert self._block is not None
+        if self._block.sizes is None:
+            return self._user_batch()
+        return self._cut_batch(list(self._block.sizes), self._block.speeds or (1.0,) * self._world)
+
+    def begin(self, work: Work) -> bool:
+        """Always: rounds cannot be stolen."""
+        return True
+
+    def done(self, work: Work) -> None:
+        """Nothing to note."""
+
+    def finish(self) -> None:
+        """Nothing to wait for: every replica takes the same number of steps."""
+
+    def _user_batch(self) -> Work:
+        cell = self._cell + self._me
+        self._cell = min(self._cell + self._world, self._grid.num_cells)
+        self._position = int(self._grid.offsets[self._cell])
+        if cell >= self._grid.num_cells:
+            return ghost_work(self._grid, "lockstep")
+        return Work(*self._grid.span(cell), cell, mode="lockstep")
+
+    def _cut_batch(self, sizes: list[int], speeds: tuple[float, ...]) -> Work:
+        left = self._grid.num_samples - self._position
+        if left < sum(sizes):
+            sizes = last_round_sizes(left, speeds, max(sizes))
+        start = self._position + sum(sizes[: self._me])
+        self._position += sum(sizes)
+        if sizes[self._me] == 0:
+            return ghost_work(self._grid, "lockstep")
+        return Work(start, start + sizes[self._me], mode="lockstep")
+
+    def _next_block(self, *, may_wait: bool) -> None:
+        self._block_idx += 1
+        key = f"block/{self._block_idx}"
+        agreed = self._queue.agreed(key)
+        if agreed is None:
+            if may_wait and self._max_size is not None:
+                self._await_first_speeds()
+            agreed = self._queue.agree(key, self._propose().to_bytes())
+        self._block = Block.from_bytes(agreed)
+        self._rounds_left = self._block.rounds
+
+    def _await_first_speeds(self) -> None:
+        with self._board.changed:
+            self._board.wait(
+                lambda: bool(self._board.peers)
+                and all(peer is not None and peer.record.step_s is not None for peer in self._board.peers),
+                "the other replicas' first speeds",
+            )
+
+    def _propose(self) -> Block:
+        """The next block by what is known now; rounds are few until the speeds are known."""
+        with self._board.changed:
+            peers = list(self._board.peers)
+        known = bool(peers) and all(peer is not None and peer.record.speed_per_s is not None for peer in peers)
+        aligned = self._block is None or self._block.sizes is None
+        may_cut = known and all(peer is not None and peer.recut for peer in peers)
+        if self._max_size is None or (aligned and not may_cut):
+            return Block(1 if self._max_size is not None else self._config.lockstep_block_rounds, None, None)
+        measured = [None if peer is None else peer.record.speed_per_s for peer in peers]
+        speeds = tuple(self._steady(fill_speeds(measured, self._prior)))
+        grows = min(self._config.lockstep_block_rounds, 2 ** max(0, self._block_idx - 1))
+        return Block(grows, tuple(round_sizes(speeds, self._max_size)), speeds)
+
+    def _steady(self, speeds: list[float]) -> list[float]:
+        """The speeds that the sizes were cut for, unless one has really changed; equal ones when none differs."""
+        scale = sum(speeds)
+        shares = [speed / scale for speed in speeds]
+        before = self._block.speeds if self._block is not None and self._block.speeds else (1.0,) * len(speeds)
+        before_shares = [speed / sum(before) for speed in before]
+        limit = self._config.speed_change_frac
+        same = all(abs(now / old - 1) <= limit for now, old in zip(shares, before_shares, strict=True))
+        return list(before) if same else speeds
+
+
+def ghost_work(grid: Grid, mode: Mode) -> Work:
+    """A step of the grid's first cell, to be taken back."""
+    return Work(*grid.span(0), cell=0, mode=mode, ghost=True)

@@ -1,0 +1,135 @@
+"""The key-value store that ranks coordinate through: one interface, in one process or over TCP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch.distributed as dist
+
+from lightning_hybrid.core.errors import CoordinationTimeout
+
+
+class Store(Protocol):
+    """Atomic counters and small values, shared by all ranks. Every call is safe from any thread.
+
+    `get_many` returns ``None`` for keys that nobody has written; it never waits.
+    """
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to the counter at ``key`` (0 where there was none) and returns its new value."""
+        ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Writes ``value``."""
+        ...
+
+    def create(self, key: str, value: bytes) -> bytes:
+        """Writes ``value`` unless somebody did before, and returns what is there now."""
+        ...
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values at ``keys``, ``None`` where there is none."""
+        ...
+
+
+class InProcessStore:
+    """A store for one process: for a single device, for tests and for simulation."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to the counter at ``key`` and returns its new value."""
+        with self._lock:
+            value = int(self._values.get(key, b"0")) + amount
+            self._values[key] = str(value).encode()
+            return value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Writes ``value``."""
+        with self._lock:
+            self._values[key] = value
+
+    def create(self, key: str, value: bytes) -> bytes:
+        """Writes ``value`` unless somebody did before, and returns what is there now."""
+        with self._lock:
+            return self._values.setdefault(key, value)
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values at ``keys``, ``None`` where there is none."""
+        with self._lock:
+            return [self._values.get(key) for key in keys]
+
+
+class TorchStore:
+    """Any `torch.distributed` store, below a prefix.
+
+    Args:
+        store: The store; give each thread that may wait a client of its own.
+        prefix: Put before every key, so that a restart or a second run on a shared store starts with fresh keys.
+
+    Raises:
+        CoordinationTimeout: from every call, when the store is gone or does not answer.
+    """
+
+    def __init__(self, store: dist.Store, prefix: str) -> None:
+        self._store = dist.PrefixStore(prefix, store)
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to the counter at ``key`` and returns its new value."""
+        with _translated("add", key):
+            return int(self._store.add(key, amount))
+
+    def put(self, key: str, value: bytes) -> None:
+        """Writes ``value``."""
+        with _translated("set", key):
+            self._store.set(key, value)
+
+    def create(self, key: str, value: bytes) -> bytes:
+        """Writes ``value`` unless somebody did before, and returns what is there now."""
+        with _translated("compare_set", key):
+            return bytes(self._store.compare_set(key, "", value))
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values at ``keys``, ``None`` where there is none."""
+        with _translated("get", str(list(keys))):
+            # one request where all keys are there, as they are in all but the first moments of a run
+            if self._store.check(list(keys)):
+                return [bytes(value) for value in self._store.multi_get(list(keys))]
+            return [bytes(self._store.get(key)) if self._store.check([key]) else None for key in keys]
+
+
+class _translated:
+    """Turns what torch raises for a lost or silent store into `CoordinationTimeout`."""
+
+    def __init__(self, operation: str, key: str) -> None:
+        self._operation, self._key = operation, key
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, RuntimeError):
+            raise CoordinationTimeout(
+                f"the store that ranks coordinate through did not answer {self._operation}({self._key}): {error}"
+            ) from error
+
+
+def open_store(prefix: str) -> Store:
+    """A client of the process group's own store, or an in-process store where there is no process group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return InProcessStore()
+    default = dist.distributed_c10d._get_default_store()
+    return TorchStore(_own_client(default), prefix)
+
+
+def _own_client(store: dist.Store) -> dist.Store:
+    """A client with a connection of its own, so that a wait in one thread never holds up another."""
+    clone = getattr(store, "clone", None)
+    if clone is None:  # torch before 2.9
+        return store
+    client: dist.Store = clone()
+    return client

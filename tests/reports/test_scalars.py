@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
+from lightning_hybrid.reports.scalars import custom_scalars_layout, overhead_us_per_step, scalars
+
+
+def snapshot_of(*replicas: ReplicaRecord, loader_idx: int = 0) -> BalanceSnapshot:
+    return BalanceSnapshot(
+        stage="validate", mode="queue", loader_idx=loader_idx, epoch=0, samples_total=80, replicas=replicas
+    )
+
+
+def test_every_known_number_has_its_tag() -> None:
+    gpu = DeviceState(
+        kind="cuda",
+        name="NVIDIA L40S",
+        memory_used_bytes=3 * 2**30,
+        memory_total_bytes=12 * 2**30,
+        memory_allocated_bytes=2**30,
+        utilization_frac=0.75,
+        host_cpu_frac=0.5,
+        host_memory_used_bytes=2 * 2**30,
+        host_memory_total_bytes=8 * 2**30,
+        process_memory_bytes=2**29,
+        timestamp_s=1.0,
+    )
+    fast = ReplicaRecord(
+        replica=0, samples=30, steps=10, busy_s=3.0, wall_s=4.0, overhead_s=0.001, speed_per_s=10.0, device=gpu
+    )
+    slow = ReplicaRecord(replica=1, samples=10, steps=5, busy_s=1.0, wall_s=4.0, overhead_s=0.001, speed_per_s=5.0)
+
+    assert scalars(snapshot_of(fast, slow)) == {
+        "balance/validate/share_frac/replica0": 0.75,
+        "balance/validate/share_frac/replica1": 0.25,
+        "balance/validate/speed_samples_per_s/replica0": 10.0,
+        "balance/validate/speed_samples_per_s/replica1": 5.0,
+        "balance/validate/busy_frac/replica0": 0.75,
+        "balance/validate/busy_frac/replica1": 0.25,
+        "balance/validate/load_imbalance": 0.5,
+        "balance/validate/throughput_samples_per_s": 10.0,
+        "balance/validate/overhead_us_per_step": 200.0,
+        "devices/validate/memory_used_gib/replica0": 3.0,
+        "devices/validate/memory_allocated_gib/replica0": 1.0,
+        "devices/validate/memory_frac/replica0": 0.25,
+        "devices/validate/utilization_frac/replica0": 0.75,
+        "devices/validate/host_cpu_frac/replica0": 0.5,
+        "devices/validate/host_memory_used_gib/replica0": 2.0,
+        "devices/validate/process_memory_gib/replica0": 0.5,
+    }
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert scalars(snapshot_of(ReplicaRecord(replica=0, device=DeviceState(kind="cpu")))) == {}
+    assert scalars(snapshot_of()) == {}
+
+
+def test_a_known_zero_is_kept() -> None:
+    idle = ReplicaRecord(replica=0, wall_s=2.0, device=DeviceState(kind="cuda", utilization_frac=0.0))
+
+    assert scalars(snapshot_of(idle)) == {
+        "balance/validate/busy_frac/replica0": 0.0,
+        "balance/validate/throughput_samples_per_s": 0.0,
+        "devices/validate/utilization_frac/replica0": 0.0,
+    }
+
+
+def test_all_values_are_floats() -> None:
+    record: dict[str, Any] = {"samples": 4, "wall_s": 2, "busy_s": 1, "speed_per_s": 4}
+
+    assert {type(value) for value in scalars(snapshot_of(ReplicaRecord(replica=0, **record))).values()} == {float}
+
+
+def test_a_second_loader_keeps_the_tags() -> None:
+    record = ReplicaRecord(replica=0, samples=4, wall_s=2.0)
+
+    assert scalars(snapshot_of(record, loader_idx=1)) == scalars(snapshot_of(record, loader_idx=0))
+
+
+def test_overhead_is_that_of_the_worst_replica_and_unknown_before_the_first_step() -> None:
+    light = ReplicaRecord(replica=0, steps=2, overhead_s=0.0001)
+    heavy = ReplicaRecord(replica=1, steps=2, overhead_s=0.0003)
+
+    assert overhead_us_per_step(snapshot_of(light, heavy)) == 150.0
+    assert overhead_us_per_step(snapshot_of(ReplicaRecord(replica=0))) is None
+
+
+def test_the_shared_charts_show_all_replicas_of_their_stage_only() -> None:
+    layout = custom_scalars_layout(["validate", "test"])
+    records = [ReplicaRecord(replica=r, samples=1, wall_s=1.0, busy_s=1.0, speed_per_s=1.0) for r in (0, 11)]
+    tags = [*scalars(snapshot_of(*records)), "my-balance/validate/share_frac/replica0"]
+
+    shown = {
+        category: {
+            title: [tag for tag in tags if any(re.match(pattern, tag) for pattern in patterns)]
+            for title, (_, patterns) in charts.items()
+        }
+        for category, charts in layout.items()
+    }
+
+    assert shown == {
+        "balance of validate": {
+            "share of the samples, one line per replica": [
+                "balance/validate/share_frac/replica0",
+                "balance/validate/share_frac/replica11",
+                "my-balance/validate/share_frac/replica0",
+            ],
+            "speed in samples per second, one line per replica": [
+                "balance/validate/speed_samples_per_s/replica0",
+                "balance/validate/speed_samples_per_s/replica11",
+            ],
+            "busy fraction, one line per replica": [
+                "balance/validate/busy_frac/replica0",
+                "balance/validate/busy_frac/replica11",
+            ],
+        },
+        "balance of test": {
+            "share of the samples, one line per replica": [],
+            "speed in samples per second, one line per replica": [],
+            "busy fraction, one line per replica": [],
+        },
+    }
