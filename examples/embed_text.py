@@ -266,6 +266,7 @@ def report(args: argparse.Namespace, stock: Run, balanced: Run, *, bound_s: floa
 
 def write_results(out: Path, texts: Sequence[str], embeddings: Tensor) -> None:
     """Writes the embeddings, and the texts that they belong to, in the same order; says where."""
+    out.mkdir(parents=True, exist_ok=True)
     np.save(out / "embeddings.npy", embeddings.numpy())
     with (out / "texts.jsonl").open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(text) + "\n" for text in texts)
@@ -283,8 +284,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=8, help="texts per batch (8)")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for results and logs (demo)")
     args = parser.parse_args()
-    if args.ranks < 2 or args.slow < 1 or args.texts < 1 or args.batch_size < 1:
-        parser.error("needs at least 2 ranks, 1 text and 1 text per batch, and --slow of at least 1")
+    if args.ranks < 2 or args.slow < 1 or args.texts < args.ranks or args.batch_size < 1:
+        parser.error("needs at least 2 ranks, one text per rank and per batch, and --slow of at least 1")
     return args
 
 

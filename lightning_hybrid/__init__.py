@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ConfigError,
         CoordinationTimeout,
         HybridError,
+        PeerFailed,
         PlanError,
         ResultsError,
     )
@@ -42,6 +43,7 @@ __all__ = [
     "HybridConfig",
     "HybridDDPStrategy",
     "HybridError",
+    "PeerFailed",
     "Plan",
     "PlanError",
     "Recommendation",
@@ -59,6 +61,7 @@ _HOMES = {
     "HybridConfig": "core.config",
     "HybridDDPStrategy": "lightning.strategy",
     "HybridError": "core.errors",
+    "PeerFailed": "core.errors",
     "Plan": "core.plan",
     "PlanError": "core.errors",
     "Recommendation": "core.recommend",

@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import socket
@@ -39,7 +40,7 @@ def run_ranks(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    deadline_s: float = 90.0,
+    deadline_s: float = 45.0,
     env: Mapping[str, str] | None = None,
     expect_failure: bool = False,
 ) -> list[Any]:
@@ -93,7 +94,7 @@ def _collect(readers: list[Connection], deadline: float) -> list[tuple[bool, Any
         for reader in ready:
             assert isinstance(reader, Connection)
             try:
-                outcomes[reader] = reader.recv()
+                outcomes[reader] = pickle.loads(reader.recv_bytes())
             except EOFError:
                 outcomes[reader] = (False, "died without a word")
     return [outcomes[reader] for reader in readers]
@@ -123,7 +124,8 @@ def _rank_main(
     except BaseException:
         outcome = (False, traceback.format_exc())
     with contextlib.suppress(BrokenPipeError):
-        writer.send(outcome)
+        # plain pickle: torch's own would send tensors as handles that end with this process
+        writer.send_bytes(pickle.dumps(outcome))
     writer.close()
     sys.stdout.flush()
     sys.stderr.flush()

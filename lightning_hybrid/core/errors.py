@@ -7,6 +7,7 @@
     ├── PlanError               (ValueError)    a grid or plan does not hold what it must, or ranks disagree about it
     ├── CoordinationTimeout     (TimeoutError)  a wait on the store passed its deadline
     ├── CollectiveInQueueMode   (RuntimeError)  the user's step issued a collective while step counts may differ
+    ├── PeerFailed              (RuntimeError)  another rank failed, so this one cannot go on
     └── ResultsError            (ValueError)    results were asked for in a form that the outputs do not have
 """
 
@@ -46,6 +47,10 @@ class CoordinationTimeout(HybridError, TimeoutError):
 
 class CollectiveInQueueMode(HybridError, RuntimeError):
     """A collective was issued by the user's step while replicas take different numbers of steps."""
+
+
+class PeerFailed(HybridError, RuntimeError):
+    """Another rank raised an error; its own message is the one to read."""
 
 
 class ResultsError(HybridError, ValueError):

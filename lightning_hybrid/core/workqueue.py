@@ -68,7 +68,9 @@ def claim_size(unclaimed: int, speed: float, all_speeds: float, claim_frac: floa
     return max(1, math.floor(claim_frac * unclaimed * speed / all_speeds))
 
 
-def reserve_size(*, cells_left: float, step_s: float, all_cells_per_s: float, reserve_frac: float, ahead_s: float) -> int:
+def reserve_size(
+    *, cells_left: float, step_s: float, all_cells_per_s: float, reserve_frac: float, ahead_s: float
+) -> int:
     """Cells that a replica may hold out of thieves' reach ahead of the running one; zero near the end.
 
     ``cells_left`` counts what no replica has reserved, ``all_cells_per_s`` is the speed of all replicas together.

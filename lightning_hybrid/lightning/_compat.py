@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_hybrid.engine import Stage
 from lightning_hybrid.runtime.metrics import Partial, Reduction
@@ -50,7 +50,8 @@ def package_of(trainer: Trainer) -> ModuleType:
 def index_wrapper(package: ModuleType) -> type[Any]:
     """The batch sampler class that the package's prediction loop reads batch indices from."""
     module = importlib.import_module(f"{package.__name__}.overrides.distributed")
-    return module._IndexBatchSamplerWrapper  # type: ignore[no-any-return] - the module is not known statically
+    wrapper: type[Any] = module._IndexBatchSamplerWrapper
+    return wrapper
 
 
 class Patches:
@@ -117,6 +118,16 @@ def limit_of(trainer: Trainer, stage: Stage) -> int | float:
     """The Trainer's ``limit_<stage>_batches``."""
     limit: int | float = getattr(trainer, _LIMITS[stage])
     return limit
+
+
+def log_every_n_steps(trainer: Any) -> int:
+    """The Trainer's ``log_every_n_steps``, which its connector sets."""
+    return int(trainer.log_every_n_steps)
+
+
+def is_fast_dev_run(trainer: Any) -> bool:
+    """Whether the Trainer has ``fast_dev_run``, which its connector sets."""
+    return bool(trainer.fast_dev_run)
 
 
 def uses_distributed_sampler(trainer: Trainer) -> bool:
@@ -186,18 +197,58 @@ def hook_epoch_end(patches: Patches, trainer: Trainer, make: Callable[[Any], Any
     patches.replace(trainer._logger_connector, "epoch_end_reached", make)
 
 
-def partials(trainer: Trainer, stage: Stage) -> dict[str, Partial]:
-    """This rank's part of every number that was logged per batch of the present loader and is due at the epoch's end."""
-    return {
-        key: Partial(_reduction(metric), float(metric.value), float(getattr(metric, "cumulated_batch_size", 0)))
-        for key, metric in _due(trainer, stage)
-    }
+class Logged(NamedTuple):
+    """One rank's part of a logged number, and what Lightning knows of the number."""
+
+    part: Partial
+    fields: dict[str, Any]
 
 
-def set_epoch_values(trainer: Trainer, stage: Stage, values: dict[str, float]) -> None:
-    """Sets the epoch value of every number that `partials` named, so that Lightning does not reduce it again."""
+_META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx", "dataloader_idx")
+
+
+def logged(trainer: Trainer, stage: Stage) -> dict[str, Logged]:
+    """This rank's part of every number logged per batch of the present loader whose epoch value is due."""
+    found = {}
     for key, metric in _due(trainer, stage):
-        metric._computed = metric.value.new_tensor(values[key])
+        part = Partial(_reduction(metric), float(metric.value), float(getattr(metric, "cumulated_batch_size", 0)))
+        found[key] = Logged(part, {name: getattr(metric.meta, name) for name in _META})
+    return found
+
+
+def set_epoch_values(
+    trainer: Trainer, stage: Stage, values: dict[str, float], logs: dict[str, Logged]
+) -> list[str]:
+    """Sets epoch values, so that Lightning does not reduce them again.
+
+    ``logs`` are the numbers that any rank logged. One that this rank did not log, as from a hook that did not fire
+    here or a step that logs only for some batches, is reported here all the same.
+
+    Returns:
+        The keys of those, to be given to `forget` once they were reported.
+    """
+    due = dict(_due(trainer, stage))
+    adopted = [key for key in values if key not in due]
+    due |= {key: _adopted(trainer, key, logs[key]) for key in adopted}
+    for key, value in values.items():
+        due[key]._computed = due[key].value.new_tensor(value)
+    return adopted
+
+
+def forget(trainer: Trainer, keys: list[str]) -> None:
+    """Removes adopted numbers, which the user's next log of the same name would not match."""
+    for key in keys:
+        (trainer._results or {}).pop(key, None)
+
+
+def _adopted(trainer: Trainer, key: str, log: Logged) -> Any:
+    module = importlib.import_module(f"{package_of(trainer).__name__}.trainer.connectors.logger_connector.result")
+    meta = module._Metadata(**log.fields, reduce_fx=log.part.reduction)
+    meta.sync = module._Sync()
+    results: Any = trainer._results
+    metric = results[key] = module._ResultMetric(meta, is_tensor=True).to(trainer.strategy.root_device)
+    metric._update_count = 1
+    return metric
 
 
 def _due(trainer: Trainer, stage: Stage) -> Iterator[tuple[str, Any]]:
@@ -234,8 +285,8 @@ def logs_taken_back(trainer: Trainer) -> Iterator[None]:
 
 
 def _state(metric: Any) -> dict[str, Any]:
-    names = [*metric._defaults, "_forward_cache", "_computed", "_update_count", "has_reset"]
-    return {name: getattr(metric, name) for name in names}
+    # not ``has_reset``: a key that the step logs must be due on every rank, or their collectives do not match
+    return {name: getattr(metric, name) for name in [*metric._defaults, "_forward_cache", "_computed"]}
 
 
 @contextmanager
@@ -244,12 +295,16 @@ def metrics_taken_back(module: LightningModule) -> Iterator[None]:
     from torchmetrics import Metric
 
     metrics = [child for child in module.modules() if isinstance(child, Metric)]
-    saved = [(metric, _metric_state(metric)) for metric in metrics]
+    saved = [(metric, metric._update_count, _metric_state(metric)) for metric in metrics]
     attributes = {name: (value, _copied(value)) for name, value in vars(module).items() if _is_plain(name, value)}
     yield
-    for metric, state in saved:
+    for metric, count, state in saved:
+        if metric._update_count == count:
+            continue
         for name, value in state.items():
             setattr(metric, name, value)
+        # it counts as updated and not computed yet: what it does at the epoch's end must be what it does elsewhere
+        metric._update_count, metric._computed = max(1, count), None
     for name, (value, copy) in attributes.items():
         setattr(module, name, _restored(value, copy))
 
@@ -257,7 +312,7 @@ def metrics_taken_back(module: LightningModule) -> Iterator[None]:
 def _metric_state(metric: Any) -> dict[str, Any]:
     states = {name: getattr(metric, name) for name in metric._defaults}
     kept = {name: list(s) if isinstance(s, list) else s.detach().clone() for name, s in states.items()}
-    return kept | {name: getattr(metric, name) for name in ("_update_count", "_computed", "_forward_cache")}
+    return kept | {"_forward_cache": metric._forward_cache}
 
 
 def _is_plain(name: str, value: object) -> bool:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.state import ReplicaRecord
@@ -21,7 +21,7 @@ from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan
 from lightning_hybrid.probes.torch_device import probe_for
 from lightning_hybrid.runtime import results
-from lightning_hybrid.runtime.metrics import Partial, combine
+from lightning_hybrid.runtime.metrics import combine
 from lightning_hybrid.runtime.store import open_store
 from lightning_hybrid.runtime.timing import timer_for
 
@@ -61,6 +61,7 @@ class Attachment:
         self._token: str = trainer.strategy.broadcast(uuid.uuid4().hex[:12])
         self.patches = _compat.Patches()
         self._said: set[str] = set()
+        self._adopted: list[str] = []
         self._next_loader_idx = 0
         self._combined_mode = "sequential"
         self._attach()
@@ -148,7 +149,7 @@ class Attachment:
         if not _compat.uses_distributed_sampler(self.trainer):
             self._say("the Trainer has use_distributed_sampler=False, so every rank runs all batches of its own loader")
             return "own"
-        if self.trainer.fast_dev_run:  # type: ignore[attr-defined] - set by the Trainer's connector
+        if _compat.is_fast_dev_run(self.trainer):
             self._say("fast_dev_run runs too few batches to share by speed")
             return "rotate"
         return "balance"
@@ -188,10 +189,17 @@ class Attachment:
             return
         epoch.finish()
         stage = epoch.spec.stage
-        mine = {} if not epoch.is_balanced else _compat.partials(self.trainer, stage)
-        values = combine(self._conclude(epoch, mine))
+        mine = _compat.logged(self.trainer, stage) if epoch.is_balanced else {}
+        everyone = self._conclude(epoch, mine)
         if epoch.is_balanced:
-            _compat.set_epoch_values(self.trainer, stage, values)
+            logs = {key: log for replica in everyone for key, log in replica.items()}
+            parts = [{key: log.part for key, log in replica.items()} for replica in everyone]
+            self._adopted += _compat.set_epoch_values(self.trainer, stage, combine(parts), logs)
+
+    def end_evaluation(self) -> None:
+        """Clears up after validate and test, once all values were reported."""
+        _compat.forget(self.trainer, self._adopted)
+        self._adopted = []
 
     def end_predict_epoch(self) -> None:
         """Waits until no replica runs a step of predict any more."""
@@ -225,18 +233,18 @@ class Attachment:
             self.outputs[loader_idx] = grid, pieces
             predictions[:] = results.into_batches(grid, pieces)
 
-    def _conclude(self, epoch: EpochRun, partials: dict[str, Partial]) -> list[dict[str, Partial]]:
-        """Exchanges final records, works and metric parts; each replica counts once."""
+    def _conclude(self, epoch: EpochRun, logs: dict[str, _compat.Logged]) -> list[dict[str, _compat.Logged]]:
+        """Exchanges final records, works and logged numbers; each replica counts once."""
         record = epoch.final_record()
-        mine = (record.to_json(), [(work.start, work.stop) for work in epoch.done], partials)
+        mine = (record.to_json(), [(work.start, work.stop) for work in epoch.done], logs)
         everyone: list[Any] = [mine]
         if epoch.is_balanced:
             everyone = [None] * dist.get_world_size()
             dist.all_gather_object(everyone, mine)
         by_replica: dict[int, tuple[ReplicaRecord, Any, Any]] = {}
-        for text, works, parts in everyone:
+        for text, works, theirs in everyone:
             other = ReplicaRecord.from_json(text)
-            by_replica.setdefault(other.replica, (other, works, parts))
+            by_replica.setdefault(other.replica, (other, works, theirs))
         ordered = [by_replica[replica] for replica in sorted(by_replica)]
         epoch.conclude([entry[0] for entry in ordered], [entry[1] for entry in ordered])
         return [entry[2] for entry in ordered]
@@ -252,7 +260,7 @@ class Attachment:
     def _open_store(self, prefix: str) -> Any:
         return open_store(f"lightning_hybrid/{self._token}/{prefix}")
 
-    def _mode(self) -> Literal["auto", "queue", "lockstep"]:
+    def _mode(self) -> ModeOption:
         names = {cls.__name__ for cls in type(self.trainer.strategy).__mro__}
         sharded = sorted(names & _SHARDED)
         if sharded and self.config.mode == "queue":

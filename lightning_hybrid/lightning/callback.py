@@ -175,7 +175,9 @@ class HybridBalanceCallback(Callback):
         self._detach()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Detaches from the Trainer; `teardown` is not called after an exception."""
+        """Tells the other ranks and detaches from the Trainer; `teardown` is not called after an exception."""
+        if self._attachment is not None:
+            self._attachment.engine.fail(exception)
         self._detach()
 
     def on_predict_batch_start(self, trainer: Trainer, *args: Any) -> None:
@@ -209,11 +211,11 @@ class HybridBalanceCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reports."""
-        self._end(quiet=trainer.sanity_checking)
+        self._end_evaluation(quiet=trainer.sanity_checking)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reports."""
-        self._end()
+        self._end_evaluation()
 
     # --- parts --------------------------------------------------------------------------------------------------
 
@@ -224,11 +226,16 @@ class HybridBalanceCallback(Callback):
         start_s = time.perf_counter()
         epoch = attachment.engine.current
         reporter.step(epoch)
-        epoch.add_overhead(time.perf_counter() - start_s)
+        epoch.recorder.add_overhead(time.perf_counter() - start_s)
 
-    def _end(self, *, quiet: bool = False) -> None:
-        if self._attachment is None or quiet:
-            return
+    def _end_evaluation(self, *, quiet: bool = False) -> None:
+        if self._attachment is not None:
+            self._attachment.end_evaluation()
+            if not quiet:
+                self._end()
+
+    def _end(self) -> None:
+        assert self._attachment is not None
         epochs = self._attachment.engine.epochs
         self._snapshots = [epoch.snapshot() for epoch in epochs] or self._snapshots
         self._plans = [epoch.plan for epoch in epochs if epoch.plan is not None] or self._plans

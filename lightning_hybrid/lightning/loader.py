@@ -48,8 +48,9 @@ def is_deterministic(loader: DataLoader[Any]) -> bool:
 
 def num_batches(loader: DataLoader[Any]) -> int | None:
     """How many batches the loader has over all ranks, ``None`` when it cannot say."""
+    sampler: Any = loader._index_sampler
     try:
-        return len(loader._index_sampler)
+        return len(sampler)
     except (TypeError, NotImplementedError):
         return None
 
@@ -59,7 +60,9 @@ def read_grid(loader: DataLoader[Any], num_cells: int | None) -> Grid:
     sampler: Any = loader._index_sampler
     if is_deterministic(loader):
         size = 1 if batches_itself(loader) else sampler.batch_size
-        grid = Grid.sequential(len(loader.sampler), size, drop_last=not batches_itself(loader) and sampler.drop_last)
+        indices: Any = loader.sampler
+        num_indices = len(indices)
+        grid = Grid.sequential(num_indices, size, drop_last=not batches_itself(loader) and sampler.drop_last)
         return grid if num_cells is None else grid.head(num_cells)
     batches: Iterable[Any] = islice(iter(sampler), num_cells)
     return Grid.from_batches([index] for index in batches) if batches_itself(loader) else Grid.from_batches(batches)
@@ -90,9 +93,9 @@ class BatchIndices:
 
 @functools.cache
 def _sampler_class(package: ModuleType) -> type[Any]:
-    base = _compat.index_wrapper(package)
+    base: Any = _compat.index_wrapper(package)
 
-    class WorkSampler(base):  # type: ignore[misc, valid-type] - the base is known only at run time
+    class WorkSampler(base):  # type: ignore[misc]  # the base is known only at run time
         """Yields the indices that ``next_indices`` gives; everything else is the user's sampler's."""
 
         def __init__(self, original: Any, length: int | None) -> None:
@@ -127,7 +130,7 @@ def _nothing() -> Any:
 
 
 @functools.cache
-def _live_class(cls: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
+def _live_class(cls: Any) -> Any:
     def iterate(self: Any) -> Iterator[Any]:
         iterator: Iterator[Any] = self._hybrid_iterate(lambda: iter(cls.__iter__(self)))
         return iterator
@@ -147,7 +150,8 @@ def live_copy(loader: DataLoader[Any], package: ModuleType, length: int | None, 
     live = copy.copy(loader)
     single = batches_itself(loader)
     sampler = _sampler_class(package)(loader.sampler if single else loader.batch_sampler, length)
-    live.__class__ = _live_class(type(loader))
+    cls: Any = type(loader)
+    live.__class__ = _live_class(cls)
     for name, value in {
         "sampler" if single else "batch_sampler": sampler,
         "_iterator": None,

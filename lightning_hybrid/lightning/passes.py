@@ -44,7 +44,9 @@ class LoaderPlan:
 class LivePass:
     """The source of works of one pass; the epoch is opened when the loader first asks, as its own sampler would be."""
 
-    def __init__(self, trainer: Trainer, engine: Engine, loader: DataLoader[Any], plan: LoaderPlan, sampler: Any) -> None:
+    def __init__(
+        self, trainer: Trainer, engine: Engine, loader: DataLoader[Any], plan: LoaderPlan, sampler: Any
+    ) -> None:
         self._trainer, self._engine, self._loader, self._plan, self._sampler = trainer, engine, loader, plan, sampler
         self._epoch: EpochRun | None = None
         self._prime_calls = live.prime_calls(loader)

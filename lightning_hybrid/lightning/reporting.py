@@ -37,8 +37,8 @@ class Reporter:
     def step(self, epoch: EpochRun) -> None:
         """Logs every ``log_every_n_steps`` of this rank."""
         self._follow_loggers()
-        every = self._trainer.log_every_n_steps
-        if self._loggers and every > 0 and epoch.steps_run % every == 0:
+        every = _compat.log_every_n_steps(self._trainer)
+        if self._loggers and every > 0 and epoch.recorder.steps % every == 0:
             snapshot = epoch.snapshot()
             self._report.log_snapshot(snapshot, self._x(snapshot))
 
@@ -65,7 +65,9 @@ class Reporter:
         for stage, name in _BAR_HOOKS.items():
 
             def make(original: Any, stage: Stage = stage) -> Any:
-                def counted(trainer: Any, module: Any, outputs: Any, batch: Any, idx: int, *rest: Any, **kw: Any) -> Any:
+                def counted(
+                    trainer: Any, module: Any, outputs: Any, batch: Any, idx: int, *rest: Any, **kw: Any
+                ) -> Any:
                     epoch: EpochRun | None = current()
                     if epoch is not None and epoch.spec.stage == stage and epoch.is_balanced:
                         idx = max(idx, epoch.batches_done() - 1)

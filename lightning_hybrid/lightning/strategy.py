@@ -26,7 +26,7 @@ class _HybridDDP:
     """
 
     def __repr__(self) -> str:
-        package = type(self)._package  # type: ignore[attr-defined] - set where the class is made
+        package = type(self)._package  # type: ignore[attr-defined]  # set where the class is made
         other = next(name for name in _compat.PACKAGES if name != package)
         return (
             f"HybridDDPStrategy of {package} (a Trainer of {other} takes"
@@ -37,14 +37,14 @@ class _HybridDDP:
     def num_processes(self) -> int:
         """Ranks on this node: as many as torchrun has started, else as many as ``devices`` names."""
         elastic = _elastic_ranks_on_node(getattr(self, "cluster_environment", None))
-        return super().num_processes if elastic is None else elastic  # type: ignore[misc] - DDPStrategy has it
+        return super().num_processes if elastic is None else elastic  # type: ignore[misc]  # DDPStrategy has it
 
     def setup_environment(self) -> None:
         """Sets up the process group and adds the callback."""
-        super().setup_environment()  # type: ignore[misc] - DDPStrategy has it
+        super().setup_environment()  # type: ignore[misc]  # DDPStrategy has it
         from lightning_hybrid.lightning.callback import HybridBalanceCallback
 
-        trainer: Any = self.lightning_module.trainer  # type: ignore[attr-defined] - DDPStrategy has it
+        trainer: Any = self.lightning_module.trainer  # type: ignore[attr-defined]  # DDPStrategy has it
         if not any(isinstance(callback, HybridBalanceCallback) for callback in trainer.callbacks):
             trainer.callbacks.insert(0, HybridBalanceCallback())
 

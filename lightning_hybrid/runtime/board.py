@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lightning_hybrid.core.config import HybridConfig
-from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout
+from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
 from lightning_hybrid.core.state import DeviceState, ReplicaRecord
-from lightning_hybrid.runtime.sharedqueue import Published, SharedQueue
+from lightning_hybrid.runtime.sharedqueue import Alarm, Published, SharedQueue
 
 _NEVER = math.inf
 
@@ -84,8 +84,9 @@ class Board:
         """Raises what ended the background thread, or the alarm of any replica."""
         if self._error is not None:
             raise self._error
-        if self._queue.alarm is not None:
-            raise CollectiveInQueueMode(self._queue.alarm)
+        alarm = self._queue.alarm
+        if alarm is not None:
+            raise CollectiveInQueueMode(alarm.reason) if alarm.is_collective else PeerFailed(alarm.reason)
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
         """Waits on the loop's thread until ``ready()``; needs ``changed`` to be held.
@@ -141,7 +142,7 @@ class Board:
         return Published(record=record, recut=self.recut)
 
     def _progress(self) -> list[tuple[int, int] | None]:
-        return [peer and (peer.record.steps, peer.reserved) for peer in self.peers]
+        return [None if peer is None else (peer.record.steps, peer.reserved) for peer in self.peers]
 
     def _run(self) -> None:
         try:
@@ -169,6 +170,6 @@ class Board:
             self._device = self._read_device()
         reason = self._watch() if self._watch else None
         if reason is not None:
-            self._queue.raise_alarm(reason)
+            self._queue.raise_alarm(Alarm(reason, is_collective=True))
         self.publish()
         self.look()

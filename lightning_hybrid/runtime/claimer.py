@@ -83,9 +83,11 @@ class QueueDealer:
             if self._next_to_hand() is None:
                 # a claim from the shared queue depends on nobody else, so it may be waited for in any case
                 self._wait(
-                    lambda: self._next_to_hand() is not None
-                    or self._is_exhausted()
-                    or (not may_wait and self._queue.unclaimed == 0),
+                    lambda: (
+                        self._next_to_hand() is not None
+                        or self._is_exhausted()
+                        or (not may_wait and self._queue.unclaimed == 0)
+                    ),
                     "work to claim",
                 )
             owned = self._next_to_hand()
@@ -165,7 +167,8 @@ class QueueDealer:
     def _is_over(self) -> bool:
         if self._sweeper is not None:
             return self._is_exhausted()
-        return all(peer is not None and peer.record.finished for peer in self._board.peers)
+        peers = self._board.peers  # empty before the first look
+        return bool(peers) and all(peer is not None and peer.record.finished for peer in peers)
 
     # --- on the background thread -------------------------------------------------------------------------------
 
@@ -247,9 +250,7 @@ class QueueDealer:
             return False
         if self._queue.unclaimed:
             speeds = self._cells_per_s()
-            size = workqueue.claim_size(
-                self._queue.unclaimed, speeds[self._me], sum(speeds), self._config.claim_frac
-            )
+            size = workqueue.claim_size(self._queue.unclaimed, speeds[self._me], sum(speeds), self._config.claim_frac)
             return self._own(self._queue.claim(size))
         if self._starving or (self._prefetch and unhanded == 0 and unbegun <= 1):
             return self._steal(unbegun) or self._sweep()

@@ -51,10 +51,9 @@ class LockstepDealer:
         grid: The epoch's cells.
         config: Bounds and deadlines.
         replica: Who this is.
-        num_replicas: How many take part.
         first_cell: The rounds begin here; the cells before it are dealt out otherwise.
         max_size: Most samples of one step; ``None`` where batches must not be cut anew.
-        prior: Relative speeds of the replicas until they have been measured.
+        prior: Relative speeds of all replicas until they have been measured.
     """
 
     mode: Mode = "lockstep"
@@ -67,13 +66,12 @@ class LockstepDealer:
         config: HybridConfig,
         *,
         replica: int,
-        num_replicas: int,
         first_cell: int,
         max_size: int | None,
         prior: list[float],
     ) -> None:
         self._board, self._queue, self._grid, self._config = board, queue, grid, config
-        self._me, self._world, self._max_size, self._prior = replica, num_replicas, max_size, prior
+        self._me, self._world, self._max_size, self._prior = replica, len(prior), max_size, prior
         self._cell = min(first_cell, grid.num_cells)
         self._position = int(grid.offsets[self._cell])
         self._block: Block | None = None
@@ -134,8 +132,10 @@ class LockstepDealer:
     def _await_first_speeds(self) -> None:
         with self._board.changed:
             self._board.wait(
-                lambda: bool(self._board.peers)
-                and all(peer is not None and peer.record.step_s is not None for peer in self._board.peers),
+                lambda: (
+                    bool(self._board.peers)
+                    and all(peer is not None and peer.record.step_s is not None for peer in self._board.peers)
+                ),
                 "the other replicas' first speeds",
             )
 

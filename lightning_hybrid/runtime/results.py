@@ -53,9 +53,10 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _rebuilt(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    make: Callable[[dict[Any, Any]], Any] = type(like)
     try:
-        return type(like)(items)  # type: ignore[call-arg] - most mappings are made from a dict, the others stay dicts
-    except TypeError:
+        return make(items)
+    except TypeError:  # a mapping that is not made from a dict becomes one
         return items
 
 

@@ -29,6 +29,23 @@ class RangeKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """Why every replica must end the run: a collective in queue mode, or else the failure of a replica."""
+
+    reason: str
+    is_collective: bool
+
+    def to_bytes(self) -> bytes:
+        """JSON."""
+        return json.dumps([self.reason, self.is_collective]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Alarm:
+        """What `to_bytes` wrote."""
+        return cls(*json.loads(data))
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
     """What a replica tells the others.
 
@@ -125,9 +142,7 @@ class SharedQueue:
         """How many cells of each range neither its owner nor a thief has taken."""
         ranges = list(ranges)
         values = self._store.get_many([item.key for item in ranges]) if ranges else []
-        return [
-            workqueue.remaining(int(value or b"0"), item.size) for value, item in zip(values, ranges, strict=True)
-        ]
+        return [workqueue.remaining(int(value or b"0"), item.size) for value, item in zip(values, ranges, strict=True)]
 
     def adopt_orphan(self, cell: int) -> bool:
         """Whether this replica is the one that takes over a lost cell."""
@@ -152,15 +167,15 @@ class SharedQueue:
         Raises the alarm of another replica, if there is one, through `alarm`.
         """
         *peers, alarm = self._store.get_many([*self._peer_keys, "alarm"])
-        self.alarm = alarm.decode() if alarm else None
+        self.alarm = Alarm.from_bytes(alarm) if alarm else None
         return [Published.from_bytes(data) if data else None for data in peers]
 
-    alarm: str | None = None
+    alarm: Alarm | None = None
     """Why the run must end, as far as this replica knows."""
 
-    def raise_alarm(self, reason: str) -> None:
+    def raise_alarm(self, alarm: Alarm) -> None:
         """Tells every replica to end the run; the first reason given counts."""
-        self.alarm = self._store.create("alarm", reason.encode()).decode()
+        self.alarm = Alarm.from_bytes(self._store.create("alarm", alarm.to_bytes()))
 
     def _own(self, start: int, size: int) -> RangeKey:
         key = f"range/{self._replica}/{self._serial}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import Store as TorchDistributedStore
 
 from lightning_hybrid.core.errors import CoordinationTimeout
 
@@ -75,34 +77,35 @@ class TorchStore:
         CoordinationTimeout: from every call, when the store is gone or does not answer.
     """
 
-    def __init__(self, store: dist.Store, prefix: str) -> None:
-        self._store = dist.PrefixStore(prefix, store)
+    def __init__(self, store: TorchDistributedStore, prefix: str) -> None:
+        # torch takes and gives bytes, its annotations say str
+        self._store: Any = PrefixStore(prefix, store)
 
     def add(self, key: str, amount: int) -> int:
         """Adds to the counter at ``key`` and returns its new value."""
-        with _translated("add", key):
+        with _Translated("add", key):
             return int(self._store.add(key, amount))
 
     def put(self, key: str, value: bytes) -> None:
         """Writes ``value``."""
-        with _translated("set", key):
+        with _Translated("set", key):
             self._store.set(key, value)
 
     def create(self, key: str, value: bytes) -> bytes:
         """Writes ``value`` unless somebody did before, and returns what is there now."""
-        with _translated("compare_set", key):
+        with _Translated("compare_set", key):
             return bytes(self._store.compare_set(key, "", value))
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values at ``keys``, ``None`` where there is none."""
-        with _translated("get", str(list(keys))):
+        with _Translated("get", str(list(keys))):
             # one request where all keys are there, as they are in all but the first moments of a run
             if self._store.check(list(keys)):
                 return [bytes(value) for value in self._store.multi_get(list(keys))]
             return [bytes(self._store.get(key)) if self._store.check([key]) else None for key in keys]
 
 
-class _translated:
+class _Translated:
     """Turns what torch raises for a lost or silent store into `CoordinationTimeout`."""
 
     def __init__(self, operation: str, key: str) -> None:
@@ -126,10 +129,10 @@ def open_store(prefix: str) -> Store:
     return TorchStore(_own_client(default), prefix)
 
 
-def _own_client(store: dist.Store) -> dist.Store:
+def _own_client(store: TorchDistributedStore) -> TorchDistributedStore:
     """A client with a connection of its own, so that a wait in one thread never holds up another."""
     clone = getattr(store, "clone", None)
     if clone is None:  # torch before 2.9
         return store
-    client: dist.Store = clone()
+    client: TorchDistributedStore = clone()
     return client

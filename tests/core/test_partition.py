@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_hybrid.core.partition import apportion, last_round_sizes, round_sizes
+
+WEIGHTS = st.lists(st.floats(0, 1e6), min_size=1, max_size=9).filter(lambda weights: sum(weights) > 1e-6)
+SPEEDS = st.lists(st.floats(0.01, 1000), min_size=1, max_size=9)
+
+
+def round_s(sizes: list[int], speeds: list[float]) -> float:
+    return max(size / speed for size, speed in zip(sizes, speeds, strict=True))
+
+
+# --- apportion ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "shares"),
+    [
+        (10, [1, 1], [5, 5]),
+        (10, [3, 3, 3, 1], [3, 3, 3, 1]),
+        (7, [1, 1], [4, 3]),
+        (8, [1, 1, 1], [3, 3, 2]),
+        (10, [6, 2, 2.5], [6, 2, 2]),
+        (1, [1, 2, 3], [0, 0, 1]),
+        (0, [1, 2], [0, 0]),
+        (5, [0, 1], [0, 5]),
+        (5, [2.5], [5]),
+        (100, [1, 0.001], [100, 0]),
+    ],
+)
+def test_shares_follow_the_weights(total: int, weights: list[float], shares: list[int]) -> None:
+    assert apportion(total, weights) == shares
+
+
+@pytest.mark.parametrize(
+    "weights", [[], [0, 0], [1, -1], [-1], [1, float("nan")], [float("inf"), 1], [1, -float("inf")]]
+)
+def test_weights_that_give_no_shares_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite, not negative and not all zero"):
+        apportion(5, weights)
+
+
+@given(st.integers(0, 10**6), WEIGHTS)
+@settings(deadline=None)
+def test_shares_add_up_and_are_never_negative(total: int, weights: list[float]) -> None:
+    shares = apportion(total, weights)
+
+    assert len(shares) == len(weights)
+    assert sum(shares) == total
+    assert min(shares) >= 0
+
+
+@pytest.mark.parametrize("weights", [[1.7e308, 1.7e308], [5e-324], [5e-324, 5e-324], [1e-310, 2e-310], [1e308, 1e-308]])
+def test_shares_add_up_at_the_ends_of_the_number_range(weights: list[float]) -> None:
+    shares = apportion(6, weights)
+
+    assert sum(shares) == 6
+    assert min(shares) >= 0
+
+
+@given(st.integers(0, 10**6), WEIGHTS)
+@settings(deadline=None)
+def test_a_share_is_its_quota_rounded_down_or_up(total: int, weights: list[float]) -> None:
+    for share, weight in zip(apportion(total, weights), weights, strict=True):
+        quota = total * (weight / sum(weights))
+        assert math.floor(quota - 1e-6) <= share <= math.ceil(quota + 1e-6)
+
+
+@given(st.integers(0, 1000), WEIGHTS)
+@settings(deadline=None)
+def test_the_greater_weight_never_has_the_smaller_share(total: int, weights: list[float]) -> None:
+    pairs = sorted(zip(weights, apportion(total, weights), strict=True))
+
+    for (weight, share), (greater, its_share) in itertools.pairwise(pairs):
+        same = greater - weight <= 1e-12 * greater
+        assert share <= its_share + same
+
+
+@given(st.integers(0, 1000), st.integers(1, 9), st.floats(0.01, 100))
+@settings(deadline=None)
+def test_equal_weights_differ_by_at_most_one_and_ties_go_to_the_first(total: int, world: int, weight: float) -> None:
+    shares = apportion(total, [weight] * world)
+
+    assert max(shares) - min(shares) <= 1
+    assert shares == sorted(shares, reverse=True)
+
+
+# --- round_sizes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("speeds", "max_size", "sizes"),
+    [
+        ([1, 1, 1, 1 / 3], 16, [15, 15, 15, 5]),
+        ([1, 1, 1, 1], 16, [16, 16, 16, 16]),
+        ([1], 16, [16]),
+        ([1, 0.5], 8, [8, 4]),
+        ([1, 0.5], 7, [6, 3]),
+        ([1, 1, 1, 1 / 3], 1, [1, 1, 1, 1]),
+        ([1, 0.001], 16, [16, 1]),
+        ([1, 1 / 3], 3, [3, 1]),
+    ],
+)
+def test_a_round_gives_each_replica_what_it_can_do_in_the_same_time(
+    speeds: list[float], max_size: int, sizes: list[int]
+) -> None:
+    assert round_sizes(speeds, max_size) == sizes
+
+
+@given(SPEEDS, st.integers(1, 64))
+@settings(deadline=None)
+def test_every_replica_takes_part_in_a_round_and_none_gets_more_than_fits(speeds: list[float], max_size: int) -> None:
+    sizes = round_sizes(speeds, max_size)
+
+    assert len(sizes) == len(speeds)
+    assert min(sizes) >= 1
+    assert max(sizes) <= max_size
+
+
+@given(SPEEDS, st.integers(1, 64))
+@settings(deadline=None)
+def test_a_round_is_never_slower_than_equal_batches(speeds: list[float], max_size: int) -> None:
+    sizes = round_sizes(speeds, max_size)
+    equal = [max_size] * len(speeds)
+
+    assert sum(sizes) / round_s(sizes, speeds) >= sum(equal) / round_s(equal, speeds) * (1 - 1e-9)
+
+
+@given(SPEEDS, st.integers(1, 64))
+@settings(deadline=None)
+def test_the_faster_replica_never_gets_the_smaller_part_of_a_round(speeds: list[float], max_size: int) -> None:
+    sizes = [size for _, size in sorted(zip(speeds, round_sizes(speeds, max_size), strict=True))]
+
+    assert sizes == sorted(sizes)
+
+
+@given(SPEEDS, st.integers(1, 64), st.floats(0.001, 1000))
+@settings(deadline=None)
+def test_only_the_proportions_of_speeds_matter(speeds: list[float], max_size: int, unit: float) -> None:
+    sizes = round_sizes(speeds, max_size)
+    scaled = [speed * unit for speed in speeds]
+
+    # another unit may decide a tie otherwise, never for the worse
+    other = round_sizes(scaled, max_size)
+    assert sum(other) / round_s(other, speeds) == pytest.approx(sum(sizes) / round_s(sizes, speeds))
+
+
+@given(st.integers(1, 9), st.floats(0.01, 1000), st.integers(1, 64))
+@settings(deadline=None)
+def test_equal_replicas_get_full_batches(world: int, speed: float, max_size: int) -> None:
+    assert round_sizes([speed] * world, max_size) == [max_size] * world
+
+
+# --- last_round_sizes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("remaining", "speeds", "max_size", "sizes"),
+    [
+        (49, [1, 1, 1, 1 / 3], 15, [15, 15, 14, 5]),
+        (4, [1, 1, 1, 1 / 3], 15, [1, 1, 1, 1]),
+        (3, [1, 1, 1, 1], 16, [1, 1, 1, 0]),
+        (1, [1, 1, 1, 1], 16, [1, 0, 0, 0]),
+        (0, [1, 1], 16, [0, 0]),
+        (7, [1, 1], 4, [4, 3]),
+        (8, [3, 1], 4, [4, 4]),
+    ],
+)
+def test_a_last_round_uses_up_what_is_left(
+    remaining: int, speeds: list[float], max_size: int, sizes: list[int]
+) -> None:
+    assert last_round_sizes(remaining, speeds, max_size) == sizes
+
+
+@given(SPEEDS, st.integers(1, 64), st.data())
+@settings(deadline=None)
+def test_a_last_round_leaves_nothing_and_fits(speeds: list[float], max_size: int, data: st.DataObject) -> None:
+    full = round_sizes(speeds, max_size)
+    remaining = data.draw(st.integers(0, sum(full)))
+    sizes = last_round_sizes(remaining, speeds, max(full))
+
+    assert sum(sizes) == remaining
+    assert min(sizes) >= (1 if remaining >= len(speeds) else 0)
+    assert max(sizes) <= max(full)

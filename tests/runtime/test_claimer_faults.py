@@ -1,0 +1,144 @@
+"""Replicas as processes that meet in a `TCPStore`, and what is left when some of them are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lightning_hybrid.runtime.store import TorchStore
+from lightning_hybrid.runtime.work import Work
+from tests.ranks import run_ranks
+from tests.runtime.replicas import QUICK, Replica
+from tests.runtime.servers import StoreServer
+
+pytestmark = pytest.mark.timeout(90)
+
+WORLD, NUM_CELLS = 4, 48
+LEASE_S = 0.4
+BOTH = pytest.mark.parametrize("prefetch", [0, 4], ids=["no workers", "workers"])
+Deaths = dict[int, tuple[str, int]]
+"""Which rank kills itself, right after what, and the how manieth time."""
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    server = StoreServer()
+    yield server
+    server.kill()
+
+
+def die_after(replica: Replica, what: str, times: int, notes: TorchStore) -> None:
+    """Makes this process kill itself when the replica's queue has answered ``what``, before anything is said of it.
+
+    Of several replicas that are to die after their adoption of a cell only the first one does.
+    """
+    ask, count = getattr(replica.queue, what), [0]
+
+    def last(*args: Any) -> Any:
+        answer = ask(*args)
+        count[0] += bool(answer) and (what != "reserve" or answer.size > 0)
+        me = str(replica.me).encode()
+        if count[0] == times and (what != "adopt_orphan" or notes.create("adopter", me) == me):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    setattr(replica.queue, what, last)
+
+
+def share_cells(
+    rank: int, port: int, prefetch: int, steps_ms: list[float], deaths: Deaths, lease_s: float | None
+) -> list[int]:
+    """Runs cells until there are none; notes each one that was run in the store."""
+    server = StoreServer.client_of(port)
+    notes = TorchStore(server, "notes")
+    config = QUICK.but(lease_s=lease_s, claim_deadline_s=10)
+    replica = Replica(TorchStore(server, "run"), rank, WORLD, NUM_CELLS, config=config, prefetch=prefetch)
+    what, times = deaths.get(rank, ("", 0))
+    if what not in ("", "step"):
+        die_after(replica, what, times, notes)
+
+    def step(work: Work) -> None:
+        if what == "step" and len(replica.ran) + 1 == times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(steps_ms[rank] / 1000)
+        notes.add(f"cell/{work.start}", 1)
+
+    return replica.run(step)
+
+
+def counts(server: StoreServer) -> list[int]:
+    """How often each cell was run, by the living and by the dead."""
+    notes = TorchStore(server.client(), "notes").get_many([f"cell/{cell}" for cell in range(NUM_CELLS)])
+    return [int(note or b"0") for note in notes]
+
+
+def survivors_of(
+    server: StoreServer, deaths: Deaths, prefetch: int, steps_ms: list[float], *, num_dead: int
+) -> list[list[int]]:
+    """What each rank ran that was not killed, after all have ended; none of them ran a cell that another one ran."""
+    outcomes = run_ranks(
+        share_cells, WORLD, server.port, prefetch, steps_ms, deaths, LEASE_S, deadline_s=40, expect_failure=True
+    )
+    alive = [outcome for outcome in outcomes if outcome != "died without a word"]
+    assert [outcome for outcome in alive if isinstance(outcome, str)] == []
+    assert len(alive) == WORLD - num_dead
+    twice = [cell for cell, times in Counter(cell for ran in alive for cell in ran).items() if times > 1]
+    assert twice == []
+    return alive
+
+
+@BOTH
+@pytest.mark.parametrize("steps_ms", [[1, 1, 1, 1], [2, 2, 2, 8], [0, 1, 4, 16]], ids=["equal", "one slow", "steep"])
+def test_processes_run_every_cell_once(server: StoreServer, prefetch: int, steps_ms: list[float]) -> None:
+    outcomes = run_ranks(share_cells, WORLD, server.port, prefetch, steps_ms, {}, None, deadline_s=40)
+
+    assert sorted(cell for ran in outcomes for cell in ran) == list(range(NUM_CELLS))
+    assert counts(server) == [1] * NUM_CELLS
+
+
+@BOTH
+def test_a_lease_that_nobody_misses_leaves_every_cell_to_one_process(server: StoreServer, prefetch: int) -> None:
+    outcomes = run_ranks(share_cells, WORLD, server.port, prefetch, [1, 1, 1, 4], {}, 8.0, deadline_s=40)
+
+    assert sorted(cell for ran in outcomes for cell in ran) == list(range(NUM_CELLS))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "death",
+    [("step", 1), ("step", 4), ("claim", 1), ("claim", 2), ("reserve", 1), ("reserve", 3)],
+    ids=lambda death: f"after {death[0]} {death[1]}",
+)
+def test_nothing_is_lost_when_a_process_is_killed(server: StoreServer, prefetch: int, death: tuple[str, int]) -> None:
+    survivors_of(server, {1: death}, prefetch, [2, 2, 2, 2], num_dead=1)
+
+    assert min(counts(server)) >= 1
+
+
+@BOTH
+def test_nothing_is_lost_when_a_thief_is_killed_with_its_loot(server: StoreServer, prefetch: int) -> None:
+    survivors_of(server, {0: ("steal", 1)}, prefetch, [1, 8, 8, 8], num_dead=1)
+
+    assert min(counts(server)) >= 1
+
+
+@BOTH
+def test_nothing_is_lost_when_all_but_one_are_killed(server: StoreServer, prefetch: int) -> None:
+    deaths = {0: ("claim", 1), 1: ("step", 2), 3: ("reserve", 2)}
+    (last,) = survivors_of(server, deaths, prefetch, [2, 2, 2, 2], num_dead=3)
+
+    assert min(counts(server)) >= 1
+    assert len(last) > NUM_CELLS // 2
+
+
+def test_nothing_is_lost_when_the_one_that_took_over_is_killed_too(server: StoreServer) -> None:
+    adopts = ("adopt_orphan", 1)
+    survivors_of(server, {0: adopts, 1: ("reserve", 1), 2: adopts, 3: adopts}, 0, [2, 2, 2, 2], num_dead=2)
+
+    assert min(counts(server)) >= 1

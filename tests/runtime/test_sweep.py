@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_hybrid.core.state import ReplicaRecord
+from lightning_hybrid.core.workqueue import Span
+from lightning_hybrid.runtime.sharedqueue import Published, SharedQueue
+from lightning_hybrid.runtime.store import InProcessStore
+from lightning_hybrid.runtime.sweep import Sweeper
+
+
+class ScriptedClock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Watch:
+    """Replica 0 of 2 and its sweeper, with a lease of 10 s, over cells 0 to 5."""
+
+    def __init__(self, first_cell: int = 0, num_cells: int = 6) -> None:
+        self.clock, self.num_cells = ScriptedClock(), num_cells
+        self.store = InProcessStore()
+        queue = SharedQueue(self.store, 0, 2, first_cell, num_cells)
+        self.sweeper = Sweeper(queue, 0, 10.0, self.clock)
+
+    def adopt(self, *peers: Published | None) -> int | None:
+        return self.sweeper.adopt(peers, self.num_cells)
+
+    def after(self, seconds: float, *peers: Published | None) -> int | None:
+        self.clock.now_s += seconds
+        return self.adopt(*peers)
+
+
+def said(
+    replica: int,
+    *,
+    steps: int = 0,
+    reserved: int = 0,
+    done: tuple[tuple[int, int], ...] = (),
+    held: tuple[tuple[int, int], ...] = (),
+) -> Published:
+    return Published(
+        record=ReplicaRecord(replica=replica, steps=steps),
+        reserved=reserved,
+        done=tuple(Span(*span) for span in done),
+        held=tuple(Span(*span) for span in held),
+    )
+
+
+def test_nothing_is_lost_while_every_cell_is_done_or_held() -> None:
+    watch = Watch()
+    peers = said(0, done=((0, 3),)), said(1, done=((3, 4),), held=((4, 6),))
+
+    assert watch.adopt(*peers) is None
+    assert watch.after(9.9, *peers) is None
+
+
+def test_the_cells_of_a_replica_that_stands_still_are_taken_over_one_by_one() -> None:
+    watch = Watch()
+    peers = said(0, done=((0, 3),)), said(1, done=((3, 4),), held=((4, 6),))
+    watch.adopt(*peers)
+
+    # held by no live replica from now on, but a thief may have yet to speak of them
+    assert watch.after(10.0, *peers) is None
+    assert watch.after(9.9, *peers) is None
+    assert watch.after(0.1, *peers) == 4
+    mine_too = said(0, done=((0, 3),), held=((4, 5),)), peers[1]
+    assert watch.after(0.0, *mine_too) == 5
+
+
+def test_a_cell_that_this_replica_took_over_is_not_taken_over_again_before_it_spoke_of_it() -> None:
+    watch = Watch()
+    peers = said(0, done=((0, 4),)), None
+    watch.adopt(*peers)
+
+    assert watch.after(10.0, *peers) == 4
+    assert watch.after(0.0, *peers) == 5
+    assert watch.after(0.0, *peers) is None
+    assert watch.after(60.0, *peers) is None
+
+
+@pytest.mark.parametrize(
+    "moved", [said(1, steps=1, held=((3, 6),)), said(1, reserved=1, held=((3, 6),)), said(1, held=((4, 6),))]
+)
+def test_a_replica_that_moves_keeps_its_cells(moved: Published) -> None:
+    watch = Watch()
+    mine = said(0, done=((0, 4),))
+    watch.adopt(mine, said(1, held=((3, 6),)))
+    watch.after(9.0, mine, said(1, held=((3, 6),)))
+
+    assert watch.after(9.0, mine, moved) is None
+    assert watch.after(9.0, mine, moved) is None
+
+
+def test_own_cells_are_never_taken_for_lost() -> None:
+    watch = Watch()
+    peers = said(0, held=((0, 6),)), said(1)
+    for _ in range(5):
+        assert watch.after(10.0, *peers) is None
+
+
+def test_cells_that_nobody_speaks_of_are_taken_over_after_a_lease() -> None:
+    watch = Watch()
+    peers = said(0, done=((0, 4),)), None
+
+    assert watch.adopt(*peers) is None
+    assert watch.after(9.9, *peers) is None
+    assert watch.after(0.1, *peers) == 4
+
+
+def test_a_cell_that_is_spoken_of_in_time_is_not_lost() -> None:
+    watch = Watch()
+    mine = said(0, done=((0, 4),))
+    watch.adopt(mine, said(1))
+    watch.after(9.0, mine, said(1, held=((4, 6),)))
+
+    assert watch.after(9.0, mine, said(1)) is None
+    assert watch.after(9.9, mine, said(1)) is None
+    assert watch.after(0.1, mine, said(1)) == 4
+
+
+def test_a_cell_that_another_replica_took_over_is_left_to_it() -> None:
+    watch = Watch()
+    other = SharedQueue(watch.store, 1, 2, 0, 6)
+    assert other.adopt_orphan(4)
+    peers = said(0, done=((0, 4),)), None
+    watch.adopt(*peers)
+
+    assert watch.after(10.0, *peers) == 5
+
+
+def test_a_cell_whose_new_owner_died_as_well_is_taken_over_again() -> None:
+    watch = Watch()
+    other = SharedQueue(watch.store, 1, 2, 0, 6)
+    assert other.adopt_orphan(4)
+    peers = said(0, done=((0, 4), (5, 6))), said(1)
+    watch.adopt(*peers)
+
+    # the other one took it over 100 s ago and neither runs it nor says anything
+    assert 4 in [watch.after(10.0, *peers) for _ in range(10)]
+
+
+def test_cells_before_the_queue_are_not_swept() -> None:
+    watch = Watch(first_cell=4)
+    peers = said(0, done=((5, 6),)), None
+    watch.adopt(*peers)
+
+    assert watch.after(10.0, *peers) == 4
+
+
+@pytest.mark.parametrize(
+    ("first_cell", "peers", "mine", "complete"),
+    [
+        (0, (None, said(1, done=((3, 6),))), ((0, 3),), True),
+        (0, (None, said(1, done=((3, 5),))), ((0, 3),), False),
+        (0, (None, None), ((0, 6),), True),
+        (0, (None, None), (), False),
+        (0, (None, said(1, done=((0, 6),))), ((2, 4),), True),
+        (0, (None, said(1, done=((2, 4), (5, 6)))), ((2, 4), (0, 2)), False),
+        (0, (said(0, done=((0, 6),)), None), ((0, 5),), False),
+        (2, (None, said(1, done=((2, 5),))), ((5, 6),), True),
+        (2, (None, said(1, done=((0, 4),))), ((5, 6),), False),
+        (6, (None, None), (), True),
+    ],
+)
+def test_an_epoch_is_complete_when_every_cell_is_done_by_somebody(
+    first_cell: int, peers: tuple[Published | None, ...], mine: tuple[tuple[int, int], ...], complete: bool
+) -> None:
+    sweeper = Watch(first_cell=first_cell).sweeper
+
+    assert sweeper.is_complete(peers, [Span(*span) for span in mine]) is complete
