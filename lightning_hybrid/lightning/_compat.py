@@ -216,9 +216,7 @@ def logged(trainer: Trainer, stage: Stage) -> dict[str, Logged]:
     return found
 
 
-def set_epoch_values(
-    trainer: Trainer, stage: Stage, values: dict[str, float], logs: dict[str, Logged]
-) -> list[str]:
+def set_epoch_values(trainer: Trainer, stage: Stage, values: dict[str, float], logs: dict[str, Logged]) -> list[str]:
     """Sets epoch values, so that Lightning does not reduce them again.
 
     ``logs`` are the numbers that any rank logged. One that this rank did not log, as from a hook that did not fire
@@ -237,8 +235,9 @@ def set_epoch_values(
 
 def forget(trainer: Trainer, keys: list[str]) -> None:
     """Removes adopted numbers, which the user's next log of the same name would not match."""
+    results: Any = trainer._results
     for key in keys:
-        (trainer._results or {}).pop(key, None)
+        results.pop(key, None)
 
 
 def _adopted(trainer: Trainer, key: str, log: Logged) -> Any:

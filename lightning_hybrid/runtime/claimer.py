@@ -67,6 +67,7 @@ class QueueDealer:
         self._me, self._prior, self._prefetch, self._released = replica, prior, prefetch, released
         self._ranges: deque[_Owned] = deque()
         self._reserved_total = 0
+        self._refill_below = 0
         self._starving = False
         self._running: set[int] = set()
         self._done: list[Span] = []
@@ -98,9 +99,9 @@ class QueueDealer:
             cell = owned.handed
             owned.handed += 1
             if not self._prefetch:
-                owned.begun = owned.handed
-                self._running.add(cell)
-            self._board.wake()
+                self._begin_cell(owned, cell)
+            if owned.stop - owned.handed <= 1:
+                self._board.wake()  # time to restock
         return Work(*self._grid.span(cell), cell, mode="queue")
 
     def begin(self, work: Work) -> bool:
@@ -113,11 +114,11 @@ class QueueDealer:
             owned = next(item for item in self._ranges if item.begun <= cell < item.handed)
             if owned.reserved <= cell < owned.stop:
                 self._wait(lambda: not owned.reserved <= cell < owned.stop, f"leave to run cell {cell}")
-            owned.begun = cell + 1
             mine = cell < owned.reserved
             if mine:
-                self._running.add(cell)
-            self._board.wake()
+                self._begin_cell(owned, cell)
+            else:
+                owned.begun = cell + 1
             return mine
 
     def done(self, work: Work) -> None:
@@ -138,6 +139,12 @@ class QueueDealer:
     def cells_stolen(self) -> int:
         """Cells that this replica took from others' claims."""
         return self._stolen
+
+    def _begin_cell(self, owned: _Owned, cell: int) -> None:
+        owned.begun = cell + 1
+        self._running.add(cell)
+        if owned.reserved - owned.begun <= self._refill_below:
+            self._board.wake()  # time to reserve more
 
     def _wait(self, ready: Callable[[], bool], what: str) -> None:
         self._starving = True
@@ -202,7 +209,8 @@ class QueueDealer:
         if owned is None or owned.key is None:
             return False
         ahead = self._reserve_ahead()
-        if held > ahead // 2 or (held == 0 and ahead == 0 and not self._starving):
+        self._refill_below = ahead // 2
+        if held > self._refill_below or (held == 0 and ahead == 0 and not self._starving):
             return False
         size = max(1, ahead - held)
         if ahead == 0 and self._declines():

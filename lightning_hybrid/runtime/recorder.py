@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from lightning_hybrid.core.cost import SpeedModel
 from lightning_hybrid.core.state import ReplicaRecord
@@ -27,16 +26,12 @@ class StepRecorder:
         self, replica: int, timer: StepTimer, window_steps: int, blocked_s: Callable[[], float] = lambda: 0.0
     ) -> None:
         self.timer = timer
+        self.steps = self._samples = 0
+        self._replica, self._blocked_s = replica, blocked_s
         self._speed = SpeedModel(window_steps)
-        self._blocked_s = blocked_s
-        self._record = ReplicaRecord(replica=replica)
         self._start_s: float | None = None
-        self._wait_s = self._overhead_s = 0.0
-
-    @property
-    def steps(self) -> int:
-        """Steps that were measured, ghosts left out."""
-        return self._record.steps
+        self._busy_s = self._wait_s = self._overhead_s = 0.0
+        self._final: ReplicaRecord | None = None
 
     def begin(self) -> None:
         """Starts the wall clock, the first time."""
@@ -67,24 +62,23 @@ class StepRecorder:
             if work.ghost:
                 continue
             self._speed.observe(work.size, seconds, first_of_shape=first_of_shape)
-            record = self._record
-            self._record = replace(
-                record,
-                samples=record.samples + work.size,
-                cells=record.cells + 1,
-                steps=record.steps + 1,
-                busy_s=record.busy_s + seconds,
-            )
+            self.steps += 1
+            self._samples += work.size
+            self._busy_s += seconds
             yield work
 
     def record(self, *, cells_stolen: int = 0, finished: bool = False) -> ReplicaRecord:
         """All of it as of now; the wall clock stops with the first record that is ``finished``."""
-        if self._record.finished:
-            return self._record
-        record = replace(
-            self._record,
-            wall_s=0.0 if self._start_s is None else time.perf_counter() - self._start_s,
+        if self._final is not None:
+            return self._final
+        record = ReplicaRecord(
+            replica=self._replica,
+            samples=self._samples,
+            cells=self.steps,
+            steps=self.steps,
+            busy_s=self._busy_s,
             wait_s=self._wait_s,
+            wall_s=0.0 if self._start_s is None else time.perf_counter() - self._start_s,
             overhead_s=self._overhead_s,
             speed_per_s=self._speed.speed_per_s,
             step_s=self._speed.step_s,
@@ -92,5 +86,5 @@ class StepRecorder:
             finished=finished,
         )
         if finished:
-            self._record = record
+            self._final = record
         return record

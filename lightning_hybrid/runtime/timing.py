@@ -158,5 +158,8 @@ def collective_count() -> int | None:
     """A number that moves with every collective that this rank issues in any process group; ``None`` without groups."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
-    return sum(int(group._get_sequence_number_for_group()) for group in groups)
+    groups: Any = dist.distributed_c10d._world.pg_map
+    count = 0
+    for group in groups:  # called twice per step: no generator, no list
+        count += group._get_sequence_number_for_group()
+    return count

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -103,3 +105,17 @@ def flat(batches: Sequence[torch.Tensor]) -> list[float]:
 
 def balance_of(a_trainer: Any) -> HybridBalanceCallback:
     return next(c for c in a_trainer.callbacks if isinstance(c, HybridBalanceCallback))
+
+
+@contextmanager
+def messages() -> Iterator[list[str]]:
+    """What the package says through its loggers inside."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("lightning_hybrid")
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)

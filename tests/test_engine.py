@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import pytest
+
+from lightning_hybrid import engine as engine_module
+from lightning_hybrid.core.config import HybridConfig, ModeOption
+from lightning_hybrid.core.errors import CollectiveInQueueMode
+from lightning_hybrid.core.plan import Grid
+from lightning_hybrid.core.state import DeviceState, ReplicaRecord
+from lightning_hybrid.engine import Engine, EpochRun, EpochSpec
+from lightning_hybrid.probes.base import FakeProbe, NullProbe
+from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
+from lightning_hybrid.runtime.store import InProcessStore, Store
+from lightning_hybrid.runtime.timing import EventTimer, HostTimer, StepTimer
+from lightning_hybrid.runtime.work import Work
+from tests.runtime.replicas import LoaderStandIn
+
+pytestmark = pytest.mark.timeout(60)
+
+QUICK = HybridConfig(publish_period_s=0.02, endgame_poll_s=0.002, claim_deadline_s=4)
+Step = Callable[[Work], object]
+
+
+class NoCollectives:
+    """Stands in for the clock of collectives, which is one for the process, where replicas are threads."""
+
+    waited_s = 0.0
+
+    def install(self) -> None:
+        """Nothing to count."""
+
+    def remove(self) -> None:
+        """Nothing to put back."""
+
+
+class HostEvent:
+    """An event of a device that works at once."""
+
+    def record(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """It has been reached."""
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        return 1000 * (end.at_s - self.at_s)
+
+
+def asynchronous() -> StepTimer:
+    """As for CUDA: the time of a step is known two steps later."""
+    return EventTimer(2, HostEvent)
+
+
+TIMERS = pytest.mark.parametrize("new_timer", [HostTimer, asynchronous], ids=["host", "asynchronous"])
+WORKERS = pytest.mark.parametrize("prime_calls", [0, 4], ids=["no workers", "workers"])
+
+
+class Stores:
+    """The stores of all replicas, one per prefix."""
+
+    def __init__(self) -> None:
+        self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, prefix: str) -> Store:
+        with self._lock:
+            return self._stores.setdefault(prefix, InProcessStore())
+
+
+def engine_of(
+    *,
+    replica: int = 0,
+    num_replicas: int = 1,
+    config: HybridConfig = QUICK,
+    stores: Stores | None = None,
+    mode: ModeOption = "queue",
+    new_timer: Callable[[], StepTimer] = HostTimer,
+) -> Engine:
+    engine = Engine(
+        config,
+        replica=replica,
+        num_replicas=num_replicas,
+        store=stores or Stores(),
+        probe=NullProbe(),
+        new_timer=new_timer,
+        mode=mode,
+    )
+    engine.collectives = NoCollectives()  # type: ignore[assignment]
+    return engine
+
+
+def spec_of(
+    num_samples: int,
+    batch_size: int = 4,
+    *,
+    stage: Literal["predict", "validate"] = "predict",
+    loader_idx: int = 0,
+    prime_calls: int = 0,
+    max_size: int | None = None,
+) -> EpochSpec:
+    return EpochSpec(
+        stage=stage,
+        loader_idx=loader_idx,
+        epoch=1,
+        grid=Grid.sequential(num_samples, batch_size),
+        prime_calls=prime_calls,
+        max_size=max_size,
+    )
+
+
+def run_batches(epoch: EpochRun, step: Step) -> tuple[list[Work], list[Work]]:
+    """The works that were run as batches, and as ghosts, when the loader has run out."""
+    ran: list[Work] = []
+    ghosts: list[Work] = []
+
+    def run(work: Work) -> None:
+        epoch.run_step(lambda: step(work), lambda _epoch, _output, _size: True)
+
+    def run_ghost(work: Work) -> None:
+        ghosts.append(work)
+        run(work)
+
+    feed = WorkFeed(epoch, epoch.spec.prime_calls)
+    for work in WorkIterator(LoaderStandIn(feed, epoch.spec.prime_calls), feed, epoch, run_ghost):
+        run(work)
+        ran.append(work)
+    return ran, ghosts
+
+
+def run_replicas(
+    steps: Sequence[Step], spec: EpochSpec, *, engines: Sequence[Engine] | None = None, **options: Any
+) -> list[tuple[list[Work], list[Work]]]:
+    """What each replica ran, one per step, as threads of this process."""
+    stores = Stores()
+    engines = engines or [
+        engine_of(replica=r, num_replicas=len(steps), stores=stores, **options) for r in range(len(steps))
+    ]
+
+    def main(engine: Engine, step: Step) -> tuple[list[Work], list[Work]]:
+        try:
+            store, _ = engine.open_store(spec.stage, spec.loader_idx)
+            return run_batches(engine.balanced(spec, store), step)
+        finally:
+            engine.close()
+
+    with ThreadPoolExecutor(len(steps)) as pool:
+        return list(pool.map(main, engines, steps, timeout=40))
+
+
+def positions(outcomes: Sequence[tuple[list[Work], list[Work]]]) -> list[int]:
+    return sorted(at for ran, _ in outcomes for work in ran for at in range(work.start, work.stop))
+
+
+def lasting(seconds: float) -> Step:
+    return lambda work: time.sleep(seconds * work.size)
+
+
+@pytest.fixture
+def collectives(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Issues a collective of this thread's replica."""
+    issued = threading.local()
+
+    def issue() -> None:
+        issued.count = getattr(issued, "count", 0) + 1
+
+    monkeypatch.setattr(engine_module, "collective_count", lambda: getattr(issued, "count", 0))
+    return issue
+
+
+# --- every position once --------------------------------------------------------------------------------------------
+
+
+@TIMERS
+@WORKERS
+@pytest.mark.parametrize("mode", ["auto", "queue", "lockstep"])
+@pytest.mark.parametrize("max_size", [None, 4], ids=["batches kept", "batches cut anew"])
+def test_three_unequal_replicas_run_every_position_once(
+    mode: ModeOption, prime_calls: int, max_size: int | None, new_timer: Callable[[], StepTimer]
+) -> None:
+    steps = [lasting(0.0002), lasting(0.0002), lasting(0.001)]
+    spec = spec_of(203, prime_calls=prime_calls, max_size=max_size)
+    outcomes = run_replicas(steps, spec, mode=mode, new_timer=new_timer)
+
+    assert positions(outcomes) == list(range(203))
+    if mode == "lockstep":
+        assert len({len(ran) + len(ghosts) for ran, ghosts in outcomes}) == 1
+
+
+@TIMERS
+@WORKERS
+@pytest.mark.parametrize("mode", ["auto", "queue", "lockstep"])
+@pytest.mark.parametrize("num_samples", [0, 1, 5, 8, 9])
+def test_few_samples_are_run_once_and_who_has_none_runs_ghosts(
+    mode: ModeOption, prime_calls: int, num_samples: int, new_timer: Callable[[], StepTimer]
+) -> None:
+    spec = spec_of(num_samples, prime_calls=prime_calls, max_size=4)
+    outcomes = run_replicas([lasting(0.0002)] * 3, spec, mode=mode, new_timer=new_timer)
+
+    assert positions(outcomes) == list(range(num_samples))
+    # whatever the mode, every replica runs the first step
+    assert all(bool(ran or ghosts) == (num_samples > 0) for ran, ghosts in outcomes)
+
+
+@TIMERS
+@WORKERS
+def test_a_lease_that_nobody_misses_changes_nothing(prime_calls: int, new_timer: Callable[[], StepTimer]) -> None:
+    spec = spec_of(80, prime_calls=prime_calls)
+    outcomes = run_replicas([lasting(0.0002)] * 2, spec, config=QUICK.but(lease_s=30), new_timer=new_timer)
+
+    assert positions(outcomes) == list(range(80))
+
+
+@WORKERS
+def test_a_step_that_issues_collectives_is_run_in_lockstep(prime_calls: int, collectives: Callable[[], None]) -> None:
+    def step(work: Work) -> None:
+        collectives()
+        time.sleep(0.0002 * work.size)
+
+    outcomes = run_replicas([step] * 3, spec_of(203, prime_calls=prime_calls, max_size=4), mode="auto")
+
+    assert positions(outcomes) == list(range(203))
+    assert len({len(ran) + len(ghosts) for ran, ghosts in outcomes}) == 1
+    assert {work.mode for ran, _ in outcomes for work in ran} == {"static", "lockstep"}
+
+
+# --- modes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_without_collectives_is_run_from_a_queue_and_stays_so() -> None:
+    engine = engine_of(mode="auto")
+    for number in (1, 2):
+        store, passes = engine.open_store("predict", 0)
+        epoch = engine.balanced(spec_of(20), store)
+        assert passes == number
+        run_batches(epoch, lasting(0))
+        assert epoch.mode == "queue"
+    engine.close()
+
+
+def test_a_collective_that_appears_later_in_queue_mode_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = [0]
+    monkeypatch.setattr(engine_module, "collective_count", lambda: issued[0])
+    engine = engine_of(mode="auto")
+
+    def step(work: Work) -> None:
+        issued[0] += work.start >= 8
+
+    epoch = engine.balanced(spec_of(20), engine.open_store("predict", 0)[0])
+    with pytest.raises(CollectiveInQueueMode, match=r'samples 8 to 11 of the loader.*mode="lockstep"'):
+        run_batches(epoch, step)
+    engine.close()
+
+
+def test_an_error_of_a_collective_in_queue_mode_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = [0]
+    monkeypatch.setattr(engine_module, "collective_count", lambda: issued[0])
+    engine = engine_of(mode="queue")
+
+    def step(work: Work) -> None:
+        if work.start == 8:
+            issued[0] += 1
+            raise RuntimeError("connection closed by peer")
+
+    epoch = engine.balanced(spec_of(20), engine.open_store("predict", 0)[0])
+    with pytest.raises(CollectiveInQueueMode, match="replica 0 issued a collective in the predict step") as caught:
+        run_batches(epoch, step)
+    assert str(caught.value.__cause__) == "connection closed by peer"
+    engine.close()
+
+
+def test_an_error_of_the_users_step_passes_as_it_is() -> None:
+    engine = engine_of()
+
+    def step(work: Work) -> None:
+        raise KeyError("mask")
+
+    epoch = engine.balanced(spec_of(20), engine.open_store("predict", 0)[0])
+    with pytest.raises(KeyError, match="mask"):
+        run_batches(epoch, step)
+    engine.close()
+
+
+# --- fixed works ----------------------------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_fixed_works_are_run_as_they_are(prime_calls: int) -> None:
+    engine = engine_of(replica=1, num_replicas=2)
+    works = [Work(4, 8, 1), Work(12, 16, 3)]
+    epoch = engine.static(spec_of(16, prime_calls=prime_calls), works)
+
+    assert run_batches(epoch, lasting(0)) == (works, [])
+    assert not epoch.is_balanced
+    assert epoch.done == works
+    record = epoch.final_record()
+    assert (record.replica, record.samples, record.steps, record.finished) == (1, 8, 2, True)
+
+
+# --- what is known --------------------------------------------------------------------------------------------------
+
+
+def test_the_slow_replica_runs_fewer_samples() -> None:
+    # long enough steps to tell the two apart on a busy machine
+    outcomes = run_replicas([lasting(0.0005), lasting(0.004)], spec_of(400), mode="queue")
+    fast, slow = (sum(work.size for work in ran) for ran, _ in outcomes)
+
+    assert slow < fast / 2
+
+
+def test_a_finished_epoch_knows_what_was_done() -> None:
+    engine = engine_of()
+    epoch = engine.balanced(spec_of(22), engine.open_store("predict", 0)[0])
+    assert epoch.batches_done() == 0
+    ran, _ = run_batches(epoch, lasting(0.0005))
+
+    snapshot = epoch.snapshot()
+    assert (snapshot.stage, snapshot.mode, snapshot.samples_total, snapshot.samples_done) == (
+        "predict",
+        "queue",
+        22,
+        22,
+    )
+    assert epoch.batches_done() == 6
+    assert [work.start for work in epoch.done] == [work.start for work in ran] == [0, 4, 8, 12, 16, 20]
+    (record,) = snapshot.replicas
+    assert record.finished
+    assert 0 < record.busy_s <= record.wall_s
+    epoch.conclude([record], [[(work.start, work.stop) for work in epoch.done]])
+    assert epoch.plan is not None
+    epoch.plan.validate(22)
+    engine.close()
+
+
+def test_loaders_of_one_run_are_kept_and_a_new_run_begins_anew() -> None:
+    engine = engine_of()
+    for loader_idx in (0, 1):
+        run_batches(
+            engine.balanced(spec_of(8, loader_idx=loader_idx), engine.open_store("validate", loader_idx)[0]), lasting(0)
+        )
+    assert [epoch.spec.loader_idx for epoch in engine.epochs] == [0, 1]
+    engine.balanced(spec_of(8), engine.open_store("validate", 0)[0])
+
+    assert [epoch.spec.loader_idx for epoch in engine.epochs] == [0]
+    engine.close()
+
+
+def test_each_pass_has_a_store_of_its_own() -> None:
+    engine = engine_of()
+    prefixes: list[str] = []
+
+    def open_store(prefix: str) -> Store:
+        prefixes.append(prefix)
+        return InProcessStore()
+
+    engine = Engine(
+        QUICK, replica=0, num_replicas=1, store=open_store, probe=NullProbe(), new_timer=HostTimer, mode="queue"
+    )
+    numbers = [engine.open_store(*which)[1] for which in (("predict", 0), ("predict", 1), ("predict", 0), ("test", 0))]
+
+    assert numbers == [1, 1, 2, 1]
+    assert len(set(prefixes)) == 4
+
+
+def test_before_any_measurement_speeds_follow_the_load_of_the_devices() -> None:
+    engine = engine_of(num_replicas=3, config=QUICK.but(memory_weight=1, compute_weight=1))
+    idle = DeviceState(kind="cuda", memory_used_bytes=0, memory_total_bytes=100, utilization_frac=0.0)
+    loaded = DeviceState(kind="cuda", memory_used_bytes=50, memory_total_bytes=100, utilization_frac=1.0)
+
+    records = [ReplicaRecord(replica=2, device=loaded), ReplicaRecord(replica=0, device=idle)]
+    assert engine.prior(records) == [1.0, 0.625, 0.25]
+    assert engine.prior([]) == [1.0, 1.0, 1.0]
+
+
+def test_the_device_is_part_of_the_final_record() -> None:
+    state = DeviceState(kind="cuda", utilization_frac=0.5)
+    engine = engine_of()
+    engine.probe = FakeProbe([state])
+    epoch = engine.balanced(spec_of(8), engine.open_store("predict", 0)[0])
+    run_batches(epoch, lasting(0))
+
+    assert epoch.final_record().device == state
+    engine.close()
+
+
+def test_no_background_thread_is_left_when_the_engine_is_closed() -> None:
+    engine = engine_of()
+    for loader_idx in (0, 1):
+        engine.balanced(spec_of(8, loader_idx=loader_idx), engine.open_store("predict", loader_idx)[0])
+        engine.epochs[-1].take(may_wait=True)
+        if loader_idx == 0:
+            engine.epochs[-1].finish()
+    engine.close()
+    engine.close()
+
+    assert [thread.name for thread in threading.enumerate() if thread.name == "lightning_hybrid-board"] == []
