@@ -9,45 +9,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.cost import load_score, prior_speeds
 from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, HybridError
-from lightning_hybrid.core.plan import Grid, Plan, PlannedCell
+from lightning_hybrid.core.plan import Plan, PlannedCell
 from lightning_hybrid.core.state import BalanceSnapshot, Mode, ReplicaRecord
 from lightning_hybrid.probes.base import DeviceProbe
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.claimer import QueueDealer
-from lightning_hybrid.runtime.lockstep import LockstepDealer, ghost_work
+from lightning_hybrid.runtime.dealing import EpochSpec, Stage, new_dealer, probe_works
 from lightning_hybrid.runtime.recorder import StepRecorder
 from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
 from lightning_hybrid.runtime.store import InProcessStore, Store
 from lightning_hybrid.runtime.timing import CollectiveClock, StepTimer, collective_count
 from lightning_hybrid.runtime.work import Dealer, Exhausted, StaticDealer, Work
 
-Stage = Literal["predict", "validate", "test"]
 MayRecut = Callable[["EpochRun", Any, int], bool]
 """Tells from the epoch, a step's output and its batch size whether batches may be cut anew."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochSpec:
-    """What one pass over one loader is.
-
-    ``prime_calls`` is how many batches the loader asks for before it gives out the first (0 without workers).
-    ``max_size`` is the most samples of a re-cut step, ``None`` where batches must not be cut anew. ``probe_rounds`` is
-    how many steps every replica takes before it is decided whether the user's step issues collectives.
-    """
-
-    stage: Stage
-    loader_idx: int
-    epoch: int
-    grid: Grid
-    prime_calls: int = 0
-    max_size: int | None = None
-    probe_rounds: int = 1
 
 
 class Engine:
@@ -119,13 +100,8 @@ class Engine:
         weights = self.config.memory_weight, self.config.compute_weight, self.config.network_weight
         scores: list[float | None] = [None] * self.num_replicas
         for record in records:
-            if record.device is not None:
-                scores[record.replica] = load_score(
-                    memory_frac=record.device.memory_frac,
-                    compute_frac=record.device.utilization_frac,
-                    network_frac=None,
-                    weights=weights,
-                )
+            if (device := record.device) is not None:
+                scores[record.replica] = load_score(device.memory_frac, device.utilization_frac, None, weights=weights)
         return prior_speeds(scores)
 
     def _opened(self, epoch: EpochRun) -> EpochRun:
@@ -156,7 +132,7 @@ class EpochRun:
         self._steps_begun = 0
         self._collectives_at_start: int | None = None
         self._closed = False
-        self._first_works = iter(self._probe_works() if works is None else [])
+        self._first_works = iter(probe_works(spec, engine.replica, engine.num_replicas) if works is None else [])
         self._dealer: Dealer | None = None if works is None else StaticDealer(works)
         replica, world = (engine.replica, engine.num_replicas) if works is None else (0, 1)
         first_cell = min(spec.probe_rounds * world, spec.grid.num_cells)
@@ -174,25 +150,23 @@ class EpochRun:
 
     def open(self) -> None:
         """Starts the background thread."""
-        if self._dealer is None and (self._mode != "auto" or self.spec.prime_calls):
+        if self._dealer is None and self.spec.grid.num_samples:
+            # in ``auto`` a queue until it is decided: cells are claimed during the first step, but none is reserved
             self._dealer = self._new_dealer(self.mode)
         self._board.start()
 
     def take(self, *, may_wait: bool) -> Work | None:
         """The next work to load, ``None`` when there is none right now and ``may_wait`` is false."""
-        with self.recorder.own_time():
+        with self.recorder.own_time:
             for work in self._first_works:
                 return work
-            if self.spec.grid.num_samples == 0:
-                raise Exhausted
             if self._dealer is None:
-                assert self._mode != "auto", "the loader asked for more before its first steps had run"
-                self._dealer = self._new_dealer(self.mode)
+                raise Exhausted
             return self._dealer.take(may_wait=may_wait)
 
     def begin(self, work: Work) -> bool:
         """Whether a loaded work may be run; it becomes the current one."""
-        with self.recorder.own_time():
+        with self.recorder.own_time:
             if work.mode != "static" and not self._may_begin(work):
                 return False
             self._engine.current = self
@@ -213,8 +187,6 @@ class EpochRun:
         self._engine.current = None
         self._learn(drain=True)
         self._board.record = self.recorder.record(cells_stolen=self._cells_stolen, finished=True)
-        if self._dealer is None and self.spec.grid.num_samples:
-            self._dealer = self._new_dealer(self.mode)
         if self._dealer is not None:
             self._dealer.finish()
         self.close()
@@ -258,7 +230,7 @@ class EpochRun:
             raise
         self._collectives_at_start = None
         timer.stop(work, self._engine.collectives.waited_s - waited_s)
-        with self.recorder.own_time():
+        with self.recorder.own_time:
             self._steps_begun += 1
             self._look_for_collectives(work, moved=collective_count() != before)
             if self._board.recut is None and self._mode == "lockstep" and not work.ghost:
@@ -332,14 +304,6 @@ class EpochRun:
 
     # --- modes --------------------------------------------------------------------------------------------------
 
-    def _probe_works(self) -> list[Work]:
-        """The first steps, the same number on every replica: own cells, or ghosts where there are too few."""
-        grid, world = self.spec.grid, self._engine.num_replicas
-        if grid.num_samples == 0:
-            return []
-        cells = [k * world + self._engine.replica for k in range(self.spec.probe_rounds)]
-        return [Work(*grid.span(c), c) if c < grid.num_cells else ghost_work(grid, "static") for c in cells]
-
     def _look_for_collectives(self, work: Work, *, moved: bool) -> None:
         """Ends ``auto`` after the first steps; later, a collective in queue mode ends the run."""
         if self._mode == "auto" and self._steps_begun == self.spec.probe_rounds:
@@ -366,29 +330,10 @@ class EpochRun:
         return dealer.mode == work.mode and dealer.begin(work)
 
     def _new_dealer(self, mode: Mode) -> Dealer:
-        engine, first_cell = self._engine, self._queue.first_cell
         with self._board.changed:
-            prior = engine.prior([peer.record for peer in self._board.peers if peer is not None])
-        if mode == "lockstep":
-            return LockstepDealer(
-                self._board,
-                self._queue,
-                self.spec.grid,
-                engine.config,
-                replica=engine.replica,
-                first_cell=first_cell,
-                max_size=self.spec.max_size,
-                prior=prior,
-            )
-        return QueueDealer(
-            self._board,
-            self._queue,
-            self.spec.grid,
-            engine.config,
-            replica=engine.replica,
-            prior=prior,
-            prefetch=self.spec.prime_calls > 0,
-            released=lambda: self._mode != "auto",
+            prior = self._engine.prior([peer.record for peer in self._board.peers if peer is not None])
+        return new_dealer(
+            mode, self.spec, self._board, self._queue, self._engine.config, prior, released=lambda: self._mode != "auto"
         )
 
     def _late_collective(self) -> str | None:

@@ -10,11 +10,12 @@ import pytest
 
 from lightning_hybrid import engine as engine_module
 from lightning_hybrid.core.config import HybridConfig, ModeOption
-from lightning_hybrid.core.errors import CollectiveInQueueMode
+from lightning_hybrid.core.errors import CollectiveInQueueMode, PeerFailed
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.state import DeviceState, ReplicaRecord
-from lightning_hybrid.engine import Engine, EpochRun, EpochSpec
+from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.probes.base import FakeProbe, NullProbe
+from lightning_hybrid.runtime.dealing import EpochSpec
 from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
 from lightning_hybrid.runtime.store import InProcessStore, Store
 from lightning_hybrid.runtime.timing import EventTimer, HostTimer, StepTimer
@@ -284,6 +285,39 @@ def test_an_error_of_the_users_step_passes_as_it_is() -> None:
     with pytest.raises(KeyError, match="mask"):
         run_batches(epoch, step)
     engine.close()
+
+
+@WORKERS
+@pytest.mark.parametrize("mode", ["auto", "queue"])
+def test_the_failure_of_a_replica_ends_the_run_of_the_others(mode: ModeOption, prime_calls: int) -> None:
+    stores = Stores()
+    engines = [
+        engine_of(replica=r, num_replicas=2, stores=stores, mode=mode, config=QUICK.but(claim_deadline_s=20))
+        for r in range(2)
+    ]
+    spec = spec_of(400, prime_calls=prime_calls)
+
+    def main(engine: Engine) -> None:
+        def step(work: Work) -> None:
+            time.sleep(0.001)
+            if engine.replica == 1 and len(epoch.done) == 3:
+                raise KeyError("mask")
+
+        epoch = engine.balanced(spec, engine.open_store("predict", 0)[0])
+        try:
+            run_batches(epoch, step)
+        except Exception as error:
+            engine.fail(error)
+            raise
+        finally:
+            engine.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        other, failing = (pool.submit(main, engine) for engine in engines)
+        with pytest.raises(KeyError, match="mask"):
+            failing.result(timeout=30)
+        with pytest.raises(PeerFailed, match="replica 1 failed with KeyError: 'mask'"):
+            other.result(timeout=30)
 
 
 # --- fixed works ----------------------------------------------------------------------------------------------------

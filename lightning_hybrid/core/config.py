@@ -54,7 +54,7 @@ class HybridConfig:
     publish_period_s: float = 0.2
     """How often a replica publishes its record and reads the others'."""
     endgame_poll_s: float = 0.01
-    """How often a replica without work looks for some."""
+    """How often a replica without work looks for some; more often where steps are shorter than ten times this."""
     claim_deadline_s: float = 300.0
     """Longest wait for an answer of the store or of another rank."""
     lease_s: float | None = None

@@ -46,10 +46,10 @@ class SpeedModel:
 
 
 def load_score(
-    *,
     memory_frac: float | None,
     compute_frac: float | None,
     network_frac: float | None,
+    *,
     weights: tuple[float, float, float],
 ) -> float | None:
     """Weighted load of a device, 0 (free) to 1 (full), from the parts that are known.

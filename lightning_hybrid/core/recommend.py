@@ -76,7 +76,8 @@ def straggler(snapshot: BalanceSnapshot, *, threshold_frac: float = 0.25) -> Rec
 
     The run's time is computed from speeds, not read from the clock: samples / sum of speeds where the samples are dealt
     out by speed, samples / replicas / slowest speed where the shares are equal. The gain is the difference to the same
-    sum with the straggler at the median speed of the others. Replicas without a known speed are left out.
+    sum with the straggler at the median speed of the others. Speeds are means over the whole run, so that samples of
+    uneven cost do not matter; replicas without a known speed are left out.
 
     Args:
         snapshot: The newest records of all replicas.
@@ -97,7 +98,7 @@ def straggler(snapshot: BalanceSnapshot, *, threshold_frac: float = 0.25) -> Rec
     """
     if threshold_frac < 0:
         raise ConfigError("threshold_frac", threshold_frac, "be at least 0")
-    speeds = {record.replica: record.speed_per_s for record in snapshot.replicas if record.speed_per_s}
+    speeds = {r.replica: speed for r in snapshot.replicas if (speed := r.mean_speed_per_s or r.speed_per_s)}
     if len(speeds) < 2:
         return None
     slowest = min((r for r in snapshot.replicas if r.replica in speeds), key=lambda r: (speeds[r.replica], r.replica))

@@ -85,6 +85,11 @@ class ReplicaRecord:
         return min(1.0, self.busy_s / self.wall_s) if self.wall_s > 0 else None
 
     @property
+    def mean_speed_per_s(self) -> float | None:
+        """Samples per second of busy time over the whole epoch."""
+        return self.samples / self.busy_s if self.samples and self.busy_s > 0 else None
+
+    @property
     def overhead_s_per_step(self) -> float | None:
         """This package's own seconds on the loop's thread, per step."""
         return self.overhead_s / self.steps if self.steps else None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_hybrid.engine import Stage
+from lightning_hybrid.runtime.dealing import Stage
 from lightning_hybrid.runtime.metrics import Partial, Reduction
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.state import ReplicaRecord
-from lightning_hybrid.engine import Engine, EpochRun, Stage
+from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan
 from lightning_hybrid.probes.torch_device import probe_for
 from lightning_hybrid.runtime import results
+from lightning_hybrid.runtime.dealing import Stage
 from lightning_hybrid.runtime.metrics import combine
 from lightning_hybrid.runtime.store import open_store
 from lightning_hybrid.runtime.timing import timer_for

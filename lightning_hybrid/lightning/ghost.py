@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lightning_hybrid.engine import Stage
 from lightning_hybrid.lightning import _compat
+from lightning_hybrid.runtime.dealing import Stage
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader
 
 from lightning_hybrid.core.errors import CoordinationTimeout, PlanError
 from lightning_hybrid.core.plan import Grid
-from lightning_hybrid.engine import Engine, EpochRun, EpochSpec, Stage
+from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.ghost import run_ghost
+from lightning_hybrid.runtime.dealing import EpochSpec, Stage
 from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
 from lightning_hybrid.runtime.store import Store
 from lightning_hybrid.runtime.work import Work

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.recommend import Recommendation, straggler
 from lightning_hybrid.core.state import BalanceSnapshot
-from lightning_hybrid.engine import EpochRun, Stage
+from lightning_hybrid.engine import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.reports.console import print_table
 from lightning_hybrid.reports.sinks import LoggerReport
+from lightning_hybrid.runtime.dealing import Stage
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

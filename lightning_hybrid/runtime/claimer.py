@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lightning_hybrid.core import workqueue
 from lightning_hybrid.core.config import HybridConfig
@@ -14,24 +14,10 @@ from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.state import Mode, ReplicaRecord
 from lightning_hybrid.core.workqueue import Span
 from lightning_hybrid.runtime.board import Board
+from lightning_hybrid.runtime.ranges import OwnedRange, OwnRanges
 from lightning_hybrid.runtime.sharedqueue import Published, RangeKey, SharedQueue
 from lightning_hybrid.runtime.sweep import Sweeper
 from lightning_hybrid.runtime.work import Exhausted, Work
-
-
-@dataclass(slots=True)
-class _Owned:
-    """An own range; all fields are cell numbers.
-
-    Cells below ``handed`` were given to the loader, below ``begun`` to the step; those below ``reserved`` are out of
-    thieves' reach, those from ``stop`` on were stolen.
-    """
-
-    key: RangeKey | None
-    handed: int
-    begun: int
-    reserved: int
-    stop: int
 
 
 class QueueDealer:
@@ -65,9 +51,9 @@ class QueueDealer:
     ) -> None:
         self._board, self._queue, self._grid, self._config = board, queue, grid, config
         self._me, self._prior, self._prefetch, self._released = replica, prior, prefetch, released
-        self._ranges: deque[_Owned] = deque()
+        self._ranges = OwnRanges(prefetch=prefetch)
         self._reserved_total = 0
-        self._refill_below = 0
+        self._ahead = 0
         self._starving = False
         self._running: set[int] = set()
         self._done: list[Span] = []
@@ -81,17 +67,17 @@ class QueueDealer:
     def take(self, *, may_wait: bool) -> Work | None:
         """The next cell to load, ``None`` when there is none right now and ``may_wait`` is false."""
         with self._board.changed:
-            if self._next_to_hand() is None:
+            if self._ranges.next_to_hand() is None:
                 # a claim from the shared queue depends on nobody else, so it may be waited for in any case
                 self._wait(
                     lambda: (
-                        self._next_to_hand() is not None
+                        self._ranges.next_to_hand() is not None
                         or self._is_exhausted()
                         or (not may_wait and self._queue.unclaimed == 0)
                     ),
                     "work to claim",
                 )
-            owned = self._next_to_hand()
+            owned = self._ranges.next_to_hand()
             if owned is None:
                 if self._is_exhausted():
                     raise Exhausted
@@ -111,7 +97,7 @@ class QueueDealer:
         cell = work.cell
         assert cell is not None
         with self._board.changed:
-            owned = next(item for item in self._ranges if item.begun <= cell < item.handed)
+            owned = self._ranges.holder_of(cell)
             if owned.reserved <= cell < owned.stop:
                 self._wait(lambda: not owned.reserved <= cell < owned.stop, f"leave to run cell {cell}")
             mine = cell < owned.reserved
@@ -140,10 +126,10 @@ class QueueDealer:
         """Cells that this replica took from others' claims."""
         return self._stolen
 
-    def _begin_cell(self, owned: _Owned, cell: int) -> None:
+    def _begin_cell(self, owned: OwnedRange, cell: int) -> None:
         owned.begun = cell + 1
         self._running.add(cell)
-        if owned.reserved - owned.begun <= self._refill_below:
+        if owned.reserved - owned.begun <= self._ahead // 2:
             self._board.wake()  # time to reserve more
 
     def _wait(self, ready: Callable[[], bool], what: str) -> None:
@@ -154,12 +140,6 @@ class QueueDealer:
         finally:
             self._starving = False
 
-    def _next_to_hand(self) -> _Owned | None:
-        for owned in self._ranges:
-            if owned.handed < (owned.stop if self._prefetch else owned.reserved):
-                return owned
-        return None
-
     def _note_done(self, cell: int) -> None:
         if self._done and self._done[-1].stop == cell:
             self._done[-1] = Span(self._done[-1].start, cell + 1)
@@ -169,7 +149,7 @@ class QueueDealer:
     def _is_exhausted(self) -> bool:
         if self._sweeper is not None:
             return self._sweeper.is_complete(self._board.peers, self._done)
-        return self._unreserved_anywhere() == 0 and all(item.reserved >= item.stop for item in self._ranges)
+        return self._unreserved_anywhere() == 0 and not self._ranges.open()
 
     def _is_over(self) -> bool:
         if self._sweeper is not None:
@@ -184,36 +164,36 @@ class QueueDealer:
             published = Published(
                 record=replace(record, cells_stolen=self._stolen),
                 reserved=self._reserved_total,
-                ranges=tuple(item.key for item in self._ranges if item.key and item.reserved < item.stop),
+                ranges=tuple(item.key for item in self._ranges.open() if item.key),
                 recut=self._board.recut,
             )
             if self._sweeper is None:
                 return published
-            held = [Span(item.begun, item.stop) for item in self._ranges if item.begun < item.stop]
-            held += [Span(cell, cell + 1) for cell in self._running]
+            held = [*self._ranges.spans(), *(Span(cell, cell + 1) for cell in self._running)]
             return replace(published, done=tuple(self._done), held=tuple(held))
 
     def _errand(self) -> float:
         if self._reserve() or self._restock():
             return 0.0
-        return self._config.endgame_poll_s if self._starving else math.inf
+        step_s = self._board.record.step_s
+        poll_s = self._config.endgame_poll_s if step_s is None else min(self._config.endgame_poll_s, 0.1 * step_s)
+        return max(poll_s, 1e-3) if self._starving else math.inf
 
     def _reserve(self) -> bool:
         """Reserves what the loop will need next; whether anything was asked of the store."""
         if not self._released():
             return False
         with self._board.changed:
-            self._forget_finished()
-            owned = next((item for item in self._ranges if item.key and item.reserved < item.stop), None)
-            held = sum(item.reserved - item.begun for item in self._ranges if item.reserved > item.begun)
+            owned = self._ranges.next_to_reserve()
+            held = self._ranges.num_reserved
         if owned is None or owned.key is None:
             return False
-        ahead = self._reserve_ahead()
-        self._refill_below = ahead // 2
-        if held > self._refill_below or (held == 0 and ahead == 0 and not self._starving):
-            return False
-        size = max(1, ahead - held)
-        if ahead == 0 and self._declines():
+        near_end = self._is_near_end()
+        size = self._cells_to_reserve(held)
+        if size and near_end:
+            self._board.look()  # what was published a period ago counts too many cells as left
+            size = self._cells_to_reserve(held)
+        if not size or (self._ahead == 0 and self._declines()):
             return False
         won = self._queue.reserve(owned.key, size)
         with self._board.changed:
@@ -222,9 +202,21 @@ class QueueDealer:
                 owned.stop = won.stop
             self._reserved_total += won.size
             self._board.changed.notify_all()
-        if ahead == 0:
+        if near_end:
             self._board.publish()
         return True
+
+    def _is_near_end(self) -> bool:
+        """Whether what is left takes so little time that a publishing period makes a difference."""
+        left_s = self._unreserved_anywhere() / sum(self._cells_per_s())
+        return left_s < 5 * self._config.publish_period_s
+
+    def _cells_to_reserve(self, held: int) -> int:
+        """How many cells to reserve now that ``held`` wait; near the end none before the loop asks."""
+        self._ahead = self._reserve_ahead()
+        if held > self._ahead // 2 or (held == 0 and self._ahead == 0 and not self._starving):
+            return 0
+        return max(1, self._ahead - held)
 
     def _reserve_ahead(self) -> int:
         """How many cells may wait out of thieves' reach, now."""
@@ -252,8 +244,7 @@ class QueueDealer:
     def _restock(self) -> bool:
         """Claims or steals when the loader is about to run out; whether anything was won."""
         with self._board.changed:
-            unhanded = sum(max(0, item.stop - item.handed) for item in self._ranges)
-            unbegun = sum(max(0, item.stop - item.begun) for item in self._ranges)
+            unhanded, unbegun = self._ranges.num_unhanded, self._ranges.num_unbegun
         if unhanded > 1:
             return False
         if self._queue.unclaimed:
@@ -295,16 +286,15 @@ class QueueDealer:
         if cell is None:
             return False
         with self._board.changed:
-            self._ranges.append(_Owned(None, handed=cell, begun=cell, reserved=cell + 1, stop=cell + 1))
+            self._ranges.add_swept(cell)
             self._board.changed.notify_all()
         return True
 
     def _own(self, won: RangeKey | None) -> bool:
         if won is None:
             return False
-        stop = won.start + won.size
         with self._board.changed:
-            self._ranges.append(_Owned(won, handed=won.start, begun=won.start, reserved=won.start, stop=stop))
+            self._ranges.add(won)
             self._board.changed.notify_all()
         self._board.publish()
         return True
@@ -312,16 +302,12 @@ class QueueDealer:
     def _learn_thefts(self) -> None:
         """Notices own ranges whose last cells were stolen, so that the loop does not wait for them."""
         with self._board.changed:
-            open_ranges = [item for item in self._ranges if item.key and item.reserved < item.stop]
+            open_ranges = self._ranges.open()
         left = self._queue.unreserved(item.key for item in open_ranges if item.key)
         with self._board.changed:
             for item, count in zip(open_ranges, left, strict=True):
                 item.stop = item.reserved + count
             self._board.changed.notify_all()
-
-    def _forget_finished(self) -> None:
-        while self._ranges and self._ranges[0].begun >= self._ranges[0].handed >= self._ranges[0].stop:
-            self._ranges.popleft()
 
     def _unreserved_anywhere(self) -> int:
         """Cells that no replica has reserved, as far as this one knows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from lightning_hybrid.core.cost import SpeedModel
 from lightning_hybrid.core.state import ReplicaRecord
@@ -27,11 +26,13 @@ class StepRecorder:
     ) -> None:
         self.timer = timer
         self.steps = self._samples = 0
-        self._replica, self._blocked_s = replica, blocked_s
+        self._replica, self.blocked_s = replica, blocked_s
         self._speed = SpeedModel(window_steps)
         self._start_s: float | None = None
         self._busy_s = self._wait_s = self._overhead_s = 0.0
         self._final: ReplicaRecord | None = None
+        self.own_time = _OwnTime(self)
+        """Counts what happens inside ``with own_time`` as overhead, without the waiting for others."""
 
     def begin(self) -> None:
         """Starts the wall clock, the first time."""
@@ -46,15 +47,6 @@ class StepRecorder:
     def add_overhead(self, seconds: float) -> None:
         """This package used the loop's thread this long."""
         self._overhead_s += seconds
-
-    @contextmanager
-    def own_time(self) -> Iterator[None]:
-        """Counts what happens inside as overhead, without the waiting for others."""
-        start_s, blocked_s = time.perf_counter(), self._blocked_s()
-        try:
-            yield
-        finally:
-            self._overhead_s += time.perf_counter() - start_s - (self._blocked_s() - blocked_s)
 
     def collect(self, *, drain: bool = False) -> Iterator[Work]:
         """Takes in the steps whose time has become known, and yields their works."""
@@ -88,3 +80,20 @@ class StepRecorder:
         if finished:
             self._final = record
         return record
+
+
+class _OwnTime:
+    """A context that is entered several times per step, so it is made once; not to be nested."""
+
+    __slots__ = ("_blocked_s", "_recorder", "_start_s")
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        self._recorder = recorder
+        self._start_s = self._blocked_s = 0.0
+
+    def __enter__(self) -> None:
+        self._start_s, self._blocked_s = time.perf_counter(), self._recorder.blocked_s()
+
+    def __exit__(self, *_: object) -> None:
+        blocked_s = self._recorder.blocked_s() - self._blocked_s
+        self._recorder.add_overhead(time.perf_counter() - self._start_s - blocked_s)

@@ -30,6 +30,7 @@ def test_a_config_error_survives_the_way_to_another_process() -> None:
         ("PlanError", ValueError),
         ("CoordinationTimeout", TimeoutError),
         ("CollectiveInQueueMode", RuntimeError),
+        ("PeerFailed", RuntimeError),
         ("ResultsError", ValueError),
     ],
 )

@@ -413,6 +413,7 @@ def test_shuffle_follows_the_users_generator() -> None:
     assert run_ranks(rank, 2, deadline_s=30) == [want] * 2
 
 
+@pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers=True`")
 def test_spawned_workers() -> None:
     def rank(_: int) -> list[float]:
         loader: Any = DataLoader(range(9), batch_size=2, num_workers=1, multiprocessing_context="spawn")  # type: ignore[arg-type]

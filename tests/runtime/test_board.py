@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lightning_hybrid.core.config import HybridConfig
-from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout
+from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
 from lightning_hybrid.core.state import DeviceState, ReplicaRecord
 from lightning_hybrid.runtime.board import Board
-from lightning_hybrid.runtime.sharedqueue import Published, SharedQueue
+from lightning_hybrid.runtime.sharedqueue import Alarm, Published, SharedQueue
 from lightning_hybrid.runtime.store import InProcessStore, Store
 
 pytestmark = pytest.mark.timeout(60)
@@ -206,6 +206,17 @@ def test_what_the_watch_complains_of_ends_the_run_on_every_replica() -> None:
         with board.changed, pytest.raises(CollectiveInQueueMode, match="replica 0 hangs"):
             board.wait(lambda: False, "what never comes")
         board.close()
+
+
+def test_the_failure_of_another_replica_is_told_as_such() -> None:
+    store = InProcessStore()
+    SharedQueue(store, 1, 2, 0, 10).raise_alarm(Alarm("replica 1 failed with KeyError: 'mask'", is_collective=False))
+    board = board_of(store)
+    board.start()
+
+    with board.changed, pytest.raises(PeerFailed, match="replica 1 failed with KeyError: 'mask'"):
+        board.wait(lambda: False, "what never comes")
+    board.close()
 
 
 def test_all_is_well_while_nothing_went_wrong() -> None:

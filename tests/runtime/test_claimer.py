@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout
+from lightning_hybrid.runtime.sharedqueue import Alarm
 from lightning_hybrid.runtime.store import InProcessStore
 from lightning_hybrid.runtime.work import Exhausted, Work
 from tests.runtime.replicas import QUICK, Gate, Replica, all_ran, run_in_threads, step_of
@@ -286,7 +287,7 @@ def test_an_alarm_of_another_replica_ends_the_wait_for_work(prefetch: int) -> No
         with started(waiting), ThreadPoolExecutor(1) as pool:
             ended = pool.submit(waiting.dealer.finish)
             eventually(lambda: len(waiting.board.peers) == 2, waiting)
-            holder.queue.raise_alarm("replica 0 issued a collective")
+            holder.queue.raise_alarm(Alarm("replica 0 issued a collective", is_collective=True))
             with pytest.raises(CollectiveInQueueMode, match="replica 0 issued a collective"):
                 ended.result(timeout=20)
 

@@ -129,7 +129,7 @@ def test_a_lease_that_nobody_misses_leaves_every_cell_to_one_process(server: Sto
 @BOTH
 @pytest.mark.parametrize(
     "death",
-    [("step", 1), ("step", 4), ("claim", 1), ("claim", 2), ("reserve", 3)],
+    [("step", 4), ("claim", 1), ("claim", 2), ("reserve", 3)],
     ids=lambda death: f"after {death[0]} {death[1]}",
 )
 def test_nothing_is_lost_when_a_process_is_killed(server: StoreServer, prefetch: int, death: tuple[str, int]) -> None:

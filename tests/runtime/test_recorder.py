@@ -101,7 +101,7 @@ def test_a_wait_before_the_first_step_does_not_count() -> None:
 def test_own_time_is_overhead_without_the_time_that_others_blocked(now_s: list[float]) -> None:
     blocked_s = [7.0]
     recorder = StepRecorder(0, ScriptedTimer(), 5, lambda: blocked_s[0])
-    with recorder.own_time():
+    with recorder.own_time:
         now_s[0] += 3.0
         blocked_s[0] += 2.0
     recorder.add_overhead(0.5)
@@ -116,6 +116,6 @@ def test_own_time_counts_when_it_ends_with_an_error(now_s: list[float]) -> None:
         now_s[0] += 2.0
         raise KeyError("gone")
 
-    with pytest.raises(KeyError), recorder.own_time():
+    with pytest.raises(KeyError), recorder.own_time:
         fail()
     assert recorder.record().overhead_s == 2.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_hybrid.core.state import DeviceState, ReplicaRecord
 from lightning_hybrid.core.workqueue import MAX_CELLS, Span
-from lightning_hybrid.runtime.sharedqueue import Published, RangeKey, SharedQueue
+from lightning_hybrid.runtime.sharedqueue import Alarm, Published, RangeKey, SharedQueue
 from lightning_hybrid.runtime.store import InProcessStore
 
 pytestmark = pytest.mark.timeout(60)
@@ -216,11 +216,20 @@ def test_replicas_read_what_each_said_last() -> None:
 
 def test_an_alarm_reaches_every_replica_and_the_first_reason_counts() -> None:
     first, second, third = queues(3, 10)
-    first.raise_alarm("replica 0 is on fire")
-    second.raise_alarm("so is replica 1")
+    fire = Alarm("replica 0 is on fire", is_collective=False)
+    first.raise_alarm(fire)
+    second.raise_alarm(Alarm("replica 1 issued a collective", is_collective=True))
     third.look()
 
-    assert [queue.alarm for queue in (first, second, third)] == ["replica 0 is on fire"] * 3
+    assert [queue.alarm for queue in (first, second, third)] == [fire] * 3
+
+
+@given(st.text(), st.booleans())
+@settings(deadline=None)
+def test_an_alarm_comes_back_from_its_bytes(reason: str, is_collective: bool) -> None:
+    alarm = Alarm(reason, is_collective)
+
+    assert Alarm.from_bytes(alarm.to_bytes()) == alarm
 
 
 def test_the_first_proposal_is_what_all_hold() -> None:
