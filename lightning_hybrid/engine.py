@@ -162,6 +162,8 @@ class EpochRun:
                 return work
             if self._dealer is None:
                 raise Exhausted
+            if self._mode == "lockstep" and self.recorder.steps == 0:
+                self._learn(drain=True)  # the others wait for this replica's first speed
             return self._dealer.take(may_wait=may_wait)
 
     def begin(self, work: Work) -> bool:
@@ -332,9 +334,12 @@ class EpochRun:
     def _new_dealer(self, mode: Mode) -> Dealer:
         with self._board.changed:
             prior = self._engine.prior([peer.record for peer in self._board.peers if peer is not None])
-        return new_dealer(
+        dealer = new_dealer(
             mode, self.spec, self._board, self._queue, self._engine.config, prior, released=lambda: self._mode != "auto"
         )
+        if isinstance(dealer, QueueDealer):
+            dealer.before_wait = lambda: self._learn(drain=True)  # what is done must be known before a wait for all
+        return dealer
 
     def _late_collective(self) -> str | None:
         """For the background thread: why the run must end, when the running step hangs in a collective."""

@@ -55,8 +55,8 @@ class HybridConfig:
     """How often a replica publishes its record and reads the others'."""
     endgame_poll_s: float = 0.01
     """How often a replica without work looks for some; more often where steps are shorter than ten times this."""
-    claim_deadline_s: float = 300.0
-    """Longest wait for an answer of the store or of another rank."""
+    claim_deadline_s: float = 1800.0
+    """Longest wait during which no replica finishes a step; as long as a process group of torch waits by default."""
     lease_s: float | None = None
     """Claims of a replica whose progress stands still this long are taken over; ``None``: never."""
 

@@ -81,7 +81,8 @@ def prior_speeds(scores: list[float | None]) -> list[float]:
 def fill_speeds(measured: list[float | None], prior: list[float]) -> list[float]:
     """Measured speeds, with the prior's proportions for replicas that have not been measured yet."""
     known = [(speed, guess) for speed, guess in zip(measured, prior, strict=True) if speed is not None and guess > 0]
-    scale = statistics.median(speed / guess for speed, guess in known) if known else 1.0
+    fastest = max((speed for speed in measured if speed is not None), default=1.0)
+    scale = statistics.median(speed / guess for speed, guess in known) if known else fastest
     slowest = min((speed for speed, _ in known), default=1.0)
     return [
         speed if speed is not None else max(guess * scale, 0.01 * slowest)

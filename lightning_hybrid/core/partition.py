@@ -14,10 +14,12 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     Raises:
         ValueError: a weight is negative or not finite, or all are zero.
     """
-    if any(weight < 0 or not math.isfinite(weight) for weight in weights) or not sum(weights) > 0:
+    if any(weight < 0 or not math.isfinite(weight) for weight in weights) or not any(weights):
         raise ValueError(f"weights must be finite, not negative and not all zero, got {list(weights)}")
-    scale = total / sum(weights)
-    quotas = [weight * scale for weight in weights]
+    largest = max(weights)
+    parts = [weight / largest for weight in weights]  # neither end of the number range is left this way
+    scale = total / sum(parts)
+    quotas = [part * scale for part in parts]
     shares = [math.floor(quota) for quota in quotas]
     by_remainder = sorted(range(len(weights)), key=lambda i: (shares[i] - quotas[i], i))
     missing = total - sum(shares)
@@ -26,43 +28,38 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     return shares
 
 
-def round_sizes(speeds: Sequence[float], max_size: int) -> list[int]:
-    """Samples of each replica in one lockstep round: at most ``max_size``, at least one, together as fast as can be.
+ROUND_EFFICIENCY = 0.98
+"""How close to the best throughput a round must come to be taken for its size."""
 
-    The round lasts as long as its slowest replica, so for each size of the fastest replica the others get what they
-    can finish in the same time, rounded down; among those rounds the one with the most samples per second wins, the
-    larger on a tie.
+
+def round_sizes(speeds: Sequence[float], max_size: int) -> list[int]:
+    """Samples of each replica in one lockstep round: at most ``max_size``, at least one.
+
+    A round lasts as long as its slowest replica, so for each size of the fastest replica the others get what they can
+    finish in the same time, rounded down. Of the rounds whose throughput is within 2 % of the best, the largest wins:
+    small steps pay more overhead than these speeds tell.
     """
-    best: tuple[float, int, list[int]] | None = None
-    fastest = max(speeds)
-    for largest in range(1, max_size + 1):
-        target_s = largest / fastest
-        sizes = [max(1, min(max_size, math.floor(speed * target_s + 1e-9))) for speed in speeds]
-        round_s = max(size / speed for size, speed in zip(sizes, speeds, strict=True))
-        candidate = (sum(sizes) / round_s * (1 + 1e-12 * largest), largest, sizes)
-        if best is None or candidate > best:
-            best = candidate
-    assert best is not None
-    return best[2]
+    rounds = [_round_of(speeds, largest, max_size) for largest in range(1, max_size + 1)]
+    best_per_s = max(per_s for per_s, _ in rounds)
+    return next(sizes for per_s, sizes in reversed(rounds) if per_s >= ROUND_EFFICIENCY * best_per_s)
+
+
+def _round_of(speeds: Sequence[float], largest: int, max_size: int) -> tuple[float, list[int]]:
+    target_s = largest / max(speeds)
+    sizes = [max(1, min(max_size, math.floor(speed * target_s + 1e-9))) for speed in speeds]
+    round_s = max(size / speed for size, speed in zip(sizes, speeds, strict=True))
+    return sum(sizes) / round_s, sizes
 
 
 def last_round_sizes(remaining: int, speeds: Sequence[float], max_size: int) -> list[int]:
     """Samples of each replica in a round that uses up ``remaining``; every replica gets one where there are enough.
 
-    ``remaining`` is at most what `round_sizes` would take. A replica that gets none takes a ghost step.
+    Each further sample goes to the replica that has it done first. ``remaining`` is at most what `round_sizes` would
+    take. A replica that gets none takes a ghost step.
     """
-    world = len(speeds)
-    base = [1 if i < remaining else 0 for i in range(world)]
-    rest = remaining - sum(base)
-    sizes = [b + extra for b, extra in zip(base, apportion(rest, speeds), strict=True)] if rest else base
-    return _cap(sizes, max_size)
-
-
-def _cap(sizes: list[int], max_size: int) -> list[int]:
-    spill = sum(max(0, size - max_size) for size in sizes)
-    capped = [min(size, max_size) for size in sizes]
-    while spill:
-        smallest = min((i for i in range(len(capped)) if capped[i] < max_size), key=lambda i: capped[i])
-        capped[smallest] += 1
-        spill -= 1
-    return capped
+    sizes = [1 if i < remaining else 0 for i in range(len(speeds))]
+    for _ in range(remaining - sum(sizes)):
+        free = [i for i, size in enumerate(sizes) if size < max_size]
+        first = min(free, key=lambda i: ((sizes[i] + 1) / speeds[i], i))
+        sizes[first] += 1
+    return sizes

@@ -42,7 +42,7 @@ class Grid:
         for batch in batches:
             order.extend(batch)
             offsets.append(len(order))
-        plain = all(type(index) is int for index in order)
+        plain = all(type(index) is int and -(2**63) <= index < 2**63 for index in order)
         return cls(
             order=np.asarray(order, dtype=np.int64) if plain else order, offsets=np.asarray(offsets, dtype=np.int64)
         )
@@ -107,6 +107,8 @@ class Plan:
         """
         at = 0
         for cell in self.cells:
+            if cell.stop < cell.start:
+                raise PlanError(f"a cell ends before it starts: {tuple(cell)}")
             if cell.start != at:
                 what = "nobody ran" if cell.start > at else "two cells hold"
                 raise PlanError(f"{what} position {min(at, cell.start)} (next cell {tuple(cell)})")

@@ -59,6 +59,8 @@ class QueueDealer:
         self._done: list[Span] = []
         self._stolen = 0
         self._sweeper = Sweeper(queue, replica, config.lease_s) if config.lease_s is not None else None
+        self.before_wait: Callable[[], None] = lambda: None
+        """Called on the loop's thread before it waits for work, where what is done must be told exactly."""
         board.describe = self._describe
         board.errand = self._errand
 
@@ -68,6 +70,8 @@ class QueueDealer:
         """The next cell to load, ``None`` when there is none right now and ``may_wait`` is false."""
         with self._board.changed:
             if self._ranges.next_to_hand() is None:
+                if self._sweeper is not None:
+                    self.before_wait()
                 # a claim from the shared queue depends on nobody else, so it may be waited for in any case
                 self._wait(
                     lambda: (
@@ -153,7 +157,9 @@ class QueueDealer:
 
     def _is_over(self) -> bool:
         if self._sweeper is not None:
-            return self._is_exhausted()
+            # the others wait for this one's last word about what it has done
+            mine = self._board.peers[self._me] if self._board.peers else None
+            return mine is not None and mine.record.finished and self._is_exhausted()
         peers = self._board.peers  # empty before the first look
         return bool(peers) and all(peer is not None and peer.record.finished for peer in peers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -29,6 +30,8 @@ def combine(partials: Iterable[Mapping[str, Partial]]) -> dict[str, float]:
 
 
 def _merge(a: Partial, b: Partial) -> Partial:
+    if math.isnan(a.value) or math.isnan(b.value):
+        return Partial(a.reduction, math.nan, a.weight + b.weight)
     if a.reduction == "max":
         return Partial("max", max(a.value, b.value))
     if a.reduction == "min":

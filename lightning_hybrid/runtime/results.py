@@ -108,15 +108,18 @@ def into_batches(grid: Grid, pieces: Iterable[Piece]) -> list[Any]:
     at = 0
     for cell in range(grid.num_cells):
         start, stop = grid.span(cell)
-        parts = []
+        parts: list[Any] = []
+        is_cut = False
         while start < stop:
             piece = ordered[at]
             end = min(stop, piece.stop)
             whole = (piece.start, piece.stop) == (start, end)
+            is_cut = is_cut or not whole
             parts.append(piece.output if whole else take_rows(piece.output, start - piece.start, end - piece.start))
             at += end == piece.stop
             start = end
-        batches.append(parts[0] if len(parts) == 1 else plain(join_rows(parts)))
+        batch = parts[0] if len(parts) == 1 else join_rows(parts)
+        batches.append(plain(batch) if is_cut else batch)
     return batches
 
 

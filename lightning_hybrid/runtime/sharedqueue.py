@@ -144,10 +144,10 @@ class SharedQueue:
         values = self._store.get_many([item.key for item in ranges]) if ranges else []
         return [workqueue.remaining(int(value or b"0"), item.size) for value, item in zip(values, ranges, strict=True)]
 
-    def adopt_orphan(self, cell: int) -> bool:
+    def adopt_orphan(self, cell: int, attempt: int = 0) -> bool:
         """Whether this replica is the one that takes over a lost cell."""
         mine = str(self._replica).encode()
-        return self._store.create(f"orphan/{cell}", mine) == mine
+        return self._store.create(f"orphan/{cell}/{attempt}", mine) == mine
 
     def agree(self, key: str, proposal: bytes) -> bytes:
         """What all replicas hold at ``key``: the first proposal that anyone made."""

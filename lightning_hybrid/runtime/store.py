@@ -28,7 +28,7 @@ class Store(Protocol):
         ...
 
     def create(self, key: str, value: bytes) -> bytes:
-        """Writes ``value`` unless somebody did before, and returns what is there now."""
+        """Writes ``value``, which must not be empty, unless somebody did before, and returns what is there now."""
         ...
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:

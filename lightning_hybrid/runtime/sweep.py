@@ -32,6 +32,8 @@ class Sweeper:
         self._queue, self._me, self._lease_s, self._clock = queue, replica, lease_s, clock
         self._seen: dict[int, tuple[object, float]] = {}
         self._missing_since: dict[int, float] = {}
+        self._attempts: dict[int, int] = {}
+        self._adopted: set[int] = set()
 
     def is_complete(self, peers: Sequence[Published | None], mine: Sequence[Span]) -> bool:
         """Whether every cell is done."""
@@ -44,8 +46,13 @@ class Sweeper:
         """Takes over one lost cell, ``None`` when none is known to be lost."""
         now = self._clock()
         for cell in self._lost(peers, num_cells, now):
-            if self._queue.adopt_orphan(cell):
+            attempt = self._attempts.get(cell, 0)
+            if self._queue.adopt_orphan(cell, attempt):
+                self._adopted.add(cell)
                 return cell
+            # somebody else's now; should it stay lost for another lease, that one died as well
+            self._attempts[cell] = attempt + 1
+            self._missing_since[cell] = now
         return None
 
     def _lost(self, peers: Sequence[Published | None], num_cells: int, now: float) -> list[int]:
@@ -54,7 +61,11 @@ class Sweeper:
             if peer and (r == self._me or self._is_alive(r, peer, now)):
                 held += peer.held
         missing = np.flatnonzero(~_marked(num_cells, held))
-        since = {int(c): self._missing_since.get(int(c), now) for c in missing if c >= self._queue.first_cell}
+        since = {
+            int(c): self._missing_since.get(int(c), now)
+            for c in missing
+            if c >= self._queue.first_cell and int(c) not in self._adopted
+        }
         self._missing_since = since
         return [cell for cell, start in since.items() if now - start >= self._lease_s]
 

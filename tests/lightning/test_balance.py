@@ -110,6 +110,20 @@ def test_equal_ranks_name_nobody(mode: str) -> None:
     assert run_ranks(rank, 2, deadline_s=30) == [(), ()]
 
 
+def test_rank_that_only_warmed_up_is_not_called_a_straggler() -> None:
+    class WarmsUp(Emulated):
+        def predict_step(self, batch: torch.Tensor, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor:
+            time.sleep(0.4 if self.global_rank == 0 and batch_idx == 0 else 0.0)  # as compilation does
+            return super().predict_step(batch, batch_idx)
+
+    def rank(_: int) -> Any:
+        callback = HybridBalanceCallback()
+        trainer(2, callback).predict(WarmsUp({}, 0.003), ids(60, 2))
+        return [found.id for found in callback.recommendations]
+
+    assert run_ranks(rank, 2, deadline_s=30) == [[], []]
+
+
 def test_samples_that_cost_ten_times_as_much_are_not_all_on_one_rank() -> None:
     class Costly(Emulated):
         def cost(self, sample: float) -> float:

@@ -38,9 +38,7 @@ class Writer(BasePredictionWriter):
         assert prediction.tolist() == batch.tolist()
         self.by_batch.append((dataloader_idx, indices, prediction.tolist()))
 
-    def write_on_epoch_end(
-        self, trainer: Any, module: Any, predictions: Sequence[Any], indices: Sequence[Any]
-    ) -> None:
+    def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Sequence[Any], indices: Sequence[Any]) -> None:
         single = trainer.predict_loop.num_dataloaders == 1
         lists = [predictions] if single else predictions
         self.by_epoch.append(([[p.tolist() for p in batches] for batches in lists], [list(of) for of in indices]))

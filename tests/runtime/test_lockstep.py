@@ -114,7 +114,7 @@ class Lockstep:
 def test_sizes_follow_the_speeds() -> None:
     lockstep = Lockstep(Grid.sequential(1000, 16), 4, max_size=16, speeds=[30.0, 30.0, 30.0, 10.0])
 
-    assert lockstep.sizes(3) == [[15, 15, 15, 5]] * 3
+    assert lockstep.sizes(3) == [[16, 16, 16, 5]] * 3
 
 
 def test_equal_replicas_get_equal_sizes() -> None:
@@ -132,7 +132,7 @@ def test_noise_around_unequal_speeds_keeps_the_sizes() -> None:
     lockstep.sizes(3)
     lockstep.measure([30.5, 29.0, 31.0, 10.3])
 
-    assert lockstep.sizes(30)[-1] == [15, 15, 15, 5]
+    assert lockstep.sizes(30)[-1] == [16, 16, 16, 5]
 
 
 def test_a_slowdown_moves_the_sizes_with_the_next_block() -> None:

@@ -1,0 +1,330 @@
+"""Every private name of Lightning, torch and torchmetrics that the package uses is where it is used.
+
+A failure here says what moved: mend ``lightning_hybrid/lightning/_compat.py``, then this table.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+import torch
+import torch.distributed as dist
+import torchmetrics
+from torch.utils.data import DataLoader
+
+import lightning_hybrid
+from lightning_hybrid.lightning import _compat
+from tests.lightning.scenes import Ids, ids
+from tests.ranks import run_ranks
+
+PACKAGES = {"lightning.pytorch": lightning.pytorch, "pytorch_lightning": pytorch_lightning}
+BY_PACKAGE = pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES.keys())
+
+TRAINER = (
+    "_data_connector._prepare_dataloader",
+    "_accelerator_connector.use_distributed_sampler",
+    "_logger_connector.on_batch_start",
+    "_logger_connector.epoch_end_reached",
+    "_results",
+    "predict_loop.max_batches",
+    "predict_loop.epoch_batch_indices",
+    "predict_loop.current_batch_indices",
+    "predict_loop.return_predictions",
+    "predict_loop._predictions",
+    "fit_loop.epoch_loop.val_loop",
+    "precision_plugin.convert_input",
+    "strategy.predict_step",
+    "strategy.validation_step",
+    "strategy.test_step",
+    "strategy.root_device",
+    "limit_predict_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "log_every_n_steps",
+    "fast_dev_run",
+    "sanity_checking",
+    "state.fn",
+    "progress_bar_callback",
+)
+EVALUATION_LOOP = ("_max_batches", "_store_dataloader_outputs")
+EVERY_LOOP = (
+    "num_dataloaders",
+    "_data_source.dataloader",
+    "_build_kwargs",
+    "_build_step_args_from_hook_kwargs",
+)
+META = (
+    "fx",
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "add_dataloader_idx",
+    "dataloader_idx",
+    "sync",
+    "sync.rank_zero_only",
+    "is_mean_reduction",
+    "is_sum_reduction",
+    "is_max_reduction",
+    "is_min_reduction",
+)
+RESULT_METRIC = ("meta", "is_tensor", "value", "_computed", "_update_count", "_forward_cache", "_defaults")
+RESULTS = ("valid_items", "batch", "batch_size", "dataloader_idx", "pop")
+TORCHMETRICS = ("_defaults", "_update_count", "_computed", "_forward_cache")
+CALL = ("_call_strategy_hook",)
+OTHERS = {
+    "_IndexBatchSamplerWrapper": "overrides.distributed",
+    "_Metadata": "trainer.connectors.logger_connector.result",
+    "_Sync": "trainer.connectors.logger_connector.result",
+    "_ResultMetric": "trainer.connectors.logger_connector.result",
+    "is_param_in_hook_signature": "utilities.signature_utils",
+    "_call_strategy_hook": "trainer.call",
+}
+"""Names that are looked up in a module, below the package."""
+
+
+def _require(owner: Any, path: str, what: str) -> Any:
+    for name in path.split("."):
+        assert hasattr(owner, name), f"{what} has no {path!r} any more: {type(owner).__name__}.{name} has moved"
+        owner = getattr(owner, name)
+    return owner
+
+
+def _model(package: Any) -> Any:
+    class Model(package.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.metric = torchmetrics.MeanMetric()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.metric.update(batch)
+            self.log("metric", self.metric)
+            self.log("mean", batch.mean())
+            self.log("sum", batch.sum(), reduce_fx="sum")
+
+        test_step = validation_step
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return batch
+
+    return Model()
+
+
+def _trainer(package: Any, *callbacks: Any) -> Any:
+    quiet = dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "enable_model_summary", "logger"), False)
+    return package.Trainer(accelerator="cpu", devices=1, callbacks=list(callbacks), **quiet)
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@BY_PACKAGE
+@pytest.mark.parametrize("name", OTHERS)
+def test_names_of_modules(package: Any, name: str) -> None:
+    module = importlib.import_module(f"{package.__name__}.{OTHERS[name]}")
+    _require(module, name, module.__name__)
+
+
+@BY_PACKAGE
+def test_names_of_a_trainer_that_runs(package: Any) -> None:
+    what = f"a {package.__name__}.Trainer"
+
+    class Looks(package.Callback):  # type: ignore[misc,name-defined]
+        looked: list[str] = []  # noqa: RUF012 - the test's own record
+
+        def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+            self.check(trainer, "validate")
+
+        def on_test_batch_end(self, trainer: Any, *_: Any) -> None:
+            self.check(trainer, "test")
+
+        def on_predict_batch_end(self, trainer: Any, *_: Any) -> None:
+            self.check(trainer, "predict")
+
+        def check(self, trainer: Any, stage: Any) -> None:
+            for path in TRAINER:
+                _require(trainer, path, what)
+            loop = _compat.loop_of(trainer, stage)
+            for path in (*EVERY_LOOP, *(EVALUATION_LOOP if stage != "predict" else ())):
+                _require(loop, path, f"the {stage} loop of {what}")
+            limits = loop.max_batches if stage == "predict" else loop._max_batches
+            assert isinstance(limits, list), "the limits of a loop are no list any more, so they cannot be raised"
+            _require(trainer.lightning_module, "_on_before_batch_transfer", "a LightningModule")
+            if stage != "predict":
+                self.check_results(trainer, stage)
+            self.looked.append(stage)
+
+        def check_results(self, trainer: Any, stage: str) -> None:
+            for path in RESULTS:
+                _require(trainer._results, path, f"the results of {what}")
+            hook = "validation_step" if stage == "validate" else "test_step"
+            for key, name in (("metric", None), ("mean", "is_mean_reduction"), ("sum", "is_sum_reduction")):
+                metric = trainer._results[f"{hook}.{key}"]
+                for path in META:
+                    _require(metric.meta, path, f"a logged value of {what}")
+                assert metric.meta.fx == hook
+                if name is not None:
+                    for path in RESULT_METRIC:
+                        _require(metric, path, f"a logged number of {what}")
+                    assert getattr(metric.meta, name) is True
+            assert hasattr(trainer._results[f"{hook}.mean"], "cumulated_batch_size")
+
+    looks = Looks()
+    the_trainer, model = _trainer(package, looks), _model(package)
+    for run in (the_trainer.validate, the_trainer.test):
+        run(model, ids(2), verbose=False)
+    the_trainer.predict(model, ids(2))
+    assert Looks.looked == ["validate", "test", "predict"]
+
+
+@BY_PACKAGE
+def test_loader_preparation_is_called_with_shuffle_and_mode(package: Any) -> None:
+    prepare = _trainer(package)._data_connector._prepare_dataloader
+    assert list(inspect.signature(prepare).parameters) == ["dataloader", "shuffle", "mode"]
+
+
+@BY_PACKAGE
+def test_prediction_loop_reads_indices_from_the_wrapper_by_batch_number(package: Any) -> None:
+    loop = importlib.import_module(f"{package.__name__}.loops.prediction_loop")
+    source = inspect.getsource(loop._PredictionLoop)
+    assert "isinstance(batch_sampler, _IndexBatchSamplerWrapper)" in source
+    assert "batch_sampler.seen_batch_indices" in source
+    assert "batch_indices[batch_idx]" in source
+
+
+@BY_PACKAGE
+def test_epoch_end_is_reached_through_the_connector(package: Any) -> None:
+    loop = importlib.import_module(f"{package.__name__}.loops.evaluation_loop")
+    source = inspect.getsource(loop._EvaluationLoop._store_dataloader_outputs)
+    assert "trainer._logger_connector.epoch_end_reached()" in source
+
+
+@BY_PACKAGE
+@pytest.mark.parametrize(
+    ("value", "stage"),
+    [("predict", "predict"), ("validate", "validate"), ("test", "test"), ("sanity_check", "validate"), ("train", None)],
+)
+def test_stages_have_their_values(package: Any, value: str, stage: str | None) -> None:
+    states = importlib.import_module(f"{package.__name__}.trainer.states")
+    assert _compat.stage_of(states.RunningStage(value)) == stage
+
+
+@BY_PACKAGE
+@pytest.mark.parametrize("mode", ["sequential", "min_size", "max_size", "max_size_cycle"])
+def test_mode_of_a_combined_loader_is_known(package: Any, mode: Any) -> None:
+    combined = importlib.import_module(f"{package.__name__}.utilities").CombinedLoader
+    assert _compat.combined_mode(combined([ids(2), ids(2)], mode)) == mode
+    assert _compat.combined_mode([ids(2)]) == "sequential"
+    assert _compat.combined_mode(ids(2)) == "sequential"
+
+
+@BY_PACKAGE
+def test_package_of_a_trainer_is_known_also_of_a_subclass(package: Any) -> None:
+    class Own(package.Trainer):  # type: ignore[misc,name-defined]
+        pass
+
+    assert _compat.package_of(_trainer(package)) is package
+    assert _compat.package_of(Own(accelerator="cpu", logger=False)) is package
+
+
+def test_what_is_no_trainer_is_named() -> None:
+    with pytest.raises(TypeError, match="trainer must be a Trainer of lightning.pytorch or pytorch_lightning"):
+        _compat.package_of(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", TORCHMETRICS)
+def test_names_of_torchmetrics(name: str) -> None:
+    metric = torchmetrics.MeanMetric()
+    metric(torch.ones(2))
+    _require(metric, name, "a torchmetrics Metric")
+
+
+def test_names_of_the_loader() -> None:
+    for batch_size in (2, None):
+        loader = DataLoader(Ids(4), batch_size=batch_size)
+        for name in ("_index_sampler", "_iterator", "in_order", "prefetch_factor", "batch_sampler", "sampler"):
+            _require(loader, name, "a DataLoader")
+        object.__setattr__(loader, "_index_sampler_is_read_late", True)
+        sampler = loader.sampler if batch_size is None else loader.batch_sampler
+        assert loader._index_sampler is sampler, "a DataLoader does not read its indices from its samplers any more"
+    with pytest.raises(ValueError, match="batch_sampler"):
+        loader.batch_sampler = [[0]]  # type: ignore[assignment]  # the guard that the live copy goes past
+    assert hasattr(torch.nn.modules.batchnorm, "_NormBase")
+
+
+def test_groups_count_their_collectives() -> None:
+    def rank(_: int) -> int:
+        dist.init_process_group("gloo")
+        groups: Any = dist.distributed_c10d._world.pg_map
+        (group,) = groups
+        before = group._get_sequence_number_for_group()
+        dist.all_reduce(torch.ones(1))
+        return group._get_sequence_number_for_group() - before
+
+    assert run_ranks(rank, 2, deadline_s=20) == [1, 1]
+
+
+# --- the table is whole ----------------------------------------------------------------------------------------------
+
+
+def _private_names(file: Path) -> Iterator[str]:
+    """Private attributes of anything but ``self`` and ``cls`` that a file reads or writes."""
+    tree = ast.parse(file.read_text())
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    modules = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+            continue
+        owner = node.value
+        if isinstance(owner, ast.Name) and (owner.id in {"self", "cls"} or owner.id in modules & {"_compat"}):
+            continue
+        if node.attr not in own:
+            yield node.attr
+
+
+KNOWN = {
+    part
+    for path in (*TRAINER, *EVALUATION_LOOP, *EVERY_LOOP, *RESULT_METRIC, *TORCHMETRICS, *CALL)
+    for part in path.split(".")
+}
+KNOWN |= {*OTHERS, "_mode", "_on_before_batch_transfer", "_index_sampler", "_NormBase", "_world"}
+KNOWN |= {"_get_sequence_number_for_group"}
+
+
+def test_every_private_name_that_the_package_uses_is_in_the_table() -> None:
+    package = Path(lightning_hybrid.__file__).parent
+    used = {
+        f"{file.name}: {name}"
+        for folder in ("lightning", "runtime")
+        for file in (package / folder).glob("*.py")
+        for name in _private_names(file)
+        if name not in KNOWN
+    }
+    assert used == set()
+
+
+def test_private_names_of_lightning_are_used_in_one_file_only() -> None:
+    edge = Path(lightning_hybrid.__file__).parent / "lightning"
+    lightnings = {name for name in KNOWN if name.startswith("_")} - {"_index_sampler", "_NormBase"}
+    used = {
+        f"{file.name}: {name}"
+        for file in edge.glob("*.py")
+        if file.name != "_compat.py"
+        for name in _private_names(file)
+        if name in lightnings
+    }
+    assert used == set()
