@@ -24,7 +24,7 @@ from lightning_hybrid.runtime.dealing import EpochSpec, Stage, new_dealer, probe
 from lightning_hybrid.runtime.recorder import StepRecorder
 from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
 from lightning_hybrid.runtime.store import InProcessStore, Store
-from lightning_hybrid.runtime.timing import CollectiveClock, StepTimer, collective_count
+from lightning_hybrid.runtime.timing import CollectiveClock, CollectiveCounter, StepTimer
 from lightning_hybrid.runtime.work import Dealer, Exhausted, StaticDealer, Work
 
 MayRecut = Callable[["EpochRun", Any, int], bool]
@@ -130,6 +130,7 @@ class EpochRun:
         self._engine, self._mode = engine, mode
         self._work: Work | None = None
         self._steps_begun = 0
+        self._collectives = CollectiveCounter()
         self._collectives_at_start: int | None = None
         self._closed = False
         self._first_works = iter(probe_works(spec, engine.replica, engine.num_replicas) if works is None else [])
@@ -143,6 +144,7 @@ class EpochRun:
         self.recorder = StepRecorder(
             engine.replica, engine.new_timer(), engine.config.speed_window_steps, lambda: self._board.waited_s
         )
+        self._board.source = lambda: self.recorder.record(cells_stolen=self._cells_stolen)
         if mode in ("auto", "lockstep"):
             engine.collectives.install()
 
@@ -188,7 +190,7 @@ class EpochRun:
             return
         self._engine.current = None
         self._learn(drain=True)
-        self._board.record = self.recorder.record(cells_stolen=self._cells_stolen, finished=True)
+        self.recorder.record(cells_stolen=self._cells_stolen, finished=True)
         if self._dealer is not None:
             self._dealer.finish()
         self.close()
@@ -221,20 +223,21 @@ class EpochRun:
         """
         work, timer = self._work, self.recorder.timer
         assert work is not None, "a step runs outside of the loader's batches"
-        before = self._collectives_at_start = collective_count()
-        waited_s = self._engine.collectives.waited_s
-        timer.start()
+        with self.recorder.own_time:
+            before = self._collectives_at_start = self._collectives()
+            waited_s = self._engine.collectives.waited_s
+            timer.start()
         try:
             output = step()
         except Exception as error:
-            if self._mode == "queue" and collective_count() != before:
+            if self._mode == "queue" and self._collectives() != before:
                 raise CollectiveInQueueMode(self._complaint(work)) from error
             raise
         self._collectives_at_start = None
         timer.stop(work, self._engine.collectives.waited_s - waited_s)
         with self.recorder.own_time:
             self._steps_begun += 1
-            self._look_for_collectives(work, moved=collective_count() != before)
+            self._look_for_collectives(work, moved=self._collectives() != before)
             if self._board.recut is None and self._mode == "lockstep" and not work.ghost:
                 self._board.recut = may_recut(self, output, work.size)
             self._learn()
@@ -243,7 +246,6 @@ class EpochRun:
     def _learn(self, *, drain: bool = False) -> None:
         """Feeds the times of finished steps to the speed model, and so to the next shares: the loop closes here."""
         for work in self.recorder.collect(drain=drain):
-            self._board.record = self.recorder.record(cells_stolen=self._cells_stolen)
             if self.recorder.steps == 1:
                 self._board.exchange_soon()
             if self._dealer is not None and self._dealer.mode == work.mode:
@@ -346,7 +348,7 @@ class EpochRun:
         work, before = self._work, self._collectives_at_start
         if before is None or work is None or self._mode != "queue" or self._steps_begun < self.spec.probe_rounds:
             return None
-        return self._complaint(work) if collective_count() != before else None
+        return self._complaint(work) if self._collectives() != before else None
 
     def _complaint(self, work: Work) -> str:
         return (

@@ -170,7 +170,7 @@ def collectives(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def issue() -> None:
         issued.count = getattr(issued, "count", 0) + 1
 
-    monkeypatch.setattr(engine_module, "collective_count", lambda: getattr(issued, "count", 0))
+    monkeypatch.setattr(engine_module, "CollectiveCounter", lambda: lambda: getattr(issued, "count", 0))
     return issue
 
 
@@ -246,7 +246,7 @@ def test_a_step_without_collectives_is_run_from_a_queue_and_stays_so() -> None:
 
 def test_a_collective_that_appears_later_in_queue_mode_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     issued = [0]
-    monkeypatch.setattr(engine_module, "collective_count", lambda: issued[0])
+    monkeypatch.setattr(engine_module, "CollectiveCounter", lambda: lambda: issued[0])
     engine = engine_of(mode="auto")
 
     def step(work: Work) -> None:
@@ -260,7 +260,7 @@ def test_a_collective_that_appears_later_in_queue_mode_ends_the_run(monkeypatch:
 
 def test_an_error_of_a_collective_in_queue_mode_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     issued = [0]
-    monkeypatch.setattr(engine_module, "collective_count", lambda: issued[0])
+    monkeypatch.setattr(engine_module, "CollectiveCounter", lambda: lambda: issued[0])
     engine = engine_of(mode="queue")
 
     def step(work: Work) -> None:

@@ -36,13 +36,15 @@ class SpeedModel:
     @property
     def speed_per_s(self) -> float | None:
         """Cost units per second, ``None`` before the first step."""
-        pace = statistics.median(self._paces) if self._paces else self._first_pace
+        paces = tuple(self._paces)  # a copy, because steps may be observed on another thread meanwhile
+        pace = statistics.median(paces) if paces else self._first_pace
         return None if pace is None else 1.0 / pace
 
     @property
     def step_s(self) -> float | None:
         """Seconds of a usual step, ``None`` before the first step."""
-        return statistics.median(self._seconds) if self._seconds else self._first_s
+        seconds = tuple(self._seconds)
+        return statistics.median(seconds) if seconds else self._first_s
 
 
 def load_score(

@@ -44,6 +44,8 @@ class Board:
         """How long the loop's thread has waited here for other replicas or the store."""
         self.peers: list[Published | None] = []
         self.record = ReplicaRecord(replica=replica)
+        self.source: Callable[[], ReplicaRecord] | None = None
+        """Makes this replica's newest record; asked on the background thread whenever it wakes."""
         self.recut: bool | None = None
         self.describe: Callable[[ReplicaRecord], Published] = self._describe_alone
         self.errand: Callable[[], float] | None = None
@@ -111,6 +113,7 @@ class Board:
 
     def publish(self) -> None:
         """Publishes now; on the background thread only."""
+        self._refresh()
         self._queue.publish(self.describe(replace(self.record, device=self._device)))
 
     def look(self) -> list[Published | None]:
@@ -153,7 +156,12 @@ class Board:
                 self._error = error
                 self.changed.notify_all()
 
+    def _refresh(self) -> None:
+        if self.source is not None:
+            self.record = self.source()
+
     def _turn(self) -> None:
+        self._refresh()
         now = self._clock()
         if now >= self._next_exchange_s:
             self._next_exchange_s = now + self._config.publish_period_s

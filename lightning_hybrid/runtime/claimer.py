@@ -113,11 +113,12 @@ class QueueDealer:
 
     def done(self, work: Work) -> None:
         """Notes that a cell was run."""
+        if self._sweeper is None:
+            return
         assert work.cell is not None
         with self._board.changed:
             self._running.discard(work.cell)
-            if self._sweeper is not None:
-                self._note_done(work.cell)
+            self._note_done(work.cell)
 
     def finish(self) -> None:
         """Waits until no replica runs any more, so that an alarm reaches this one before its next collective."""
@@ -132,7 +133,8 @@ class QueueDealer:
 
     def _begin_cell(self, owned: OwnedRange, cell: int) -> None:
         owned.begun = cell + 1
-        self._running.add(cell)
+        if self._sweeper is not None:
+            self._running.add(cell)
         if owned.reserved - owned.begun <= self._ahead // 2:
             self._board.wake()  # time to reserve more
 

@@ -60,7 +60,7 @@ class StepRecorder:
             yield work
 
     def record(self, *, cells_stolen: int = 0, finished: bool = False) -> ReplicaRecord:
-        """All of it as of now; the wall clock stops with the first record that is ``finished``."""
+        """All of it as of now, from any thread; the wall clock stops with the first record that is ``finished``."""
         if self._final is not None:
             return self._final
         record = ReplicaRecord(

@@ -154,12 +154,20 @@ class CollectiveClock:
         return counted
 
 
-def collective_count() -> int | None:
-    """A number that moves with every collective that this rank issues in any process group; ``None`` without groups."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    groups: Any = dist.distributed_c10d._world.pg_map
-    count = 0
-    for group in groups:  # called twice per step: no generator, no list
-        count += group._get_sequence_number_for_group()
-    return count
+class CollectiveCounter:
+    """Counts the collectives that this rank issues, in all process groups together; asked twice per step."""
+
+    def __init__(self) -> None:
+        self._groups: Any = {}
+        if dist.is_available() and dist.is_initialized():
+            self._groups = dist.distributed_c10d._world.pg_map  # torch keeps this one dictionary up to date
+        self._counts: list[Callable[[], int]] = []
+
+    def __call__(self) -> int:
+        """A number that moves with every collective of this rank, and with every new process group."""
+        if len(self._counts) != len(self._groups):
+            self._counts = [group._get_sequence_number_for_group for group in self._groups]
+        total = len(self._counts)
+        for count in self._counts:
+            total += count()
+        return total

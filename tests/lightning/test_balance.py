@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from lightning_hybrid import HybridBalanceCallback
-from tests.lightning.scenes import Echo, flat, ids, trainer
+from tests.lightning.scenes import Echo, Logs, flat, ids, trainer
 from tests.ranks import run_ranks
 
 # Lightning's `all_gather` calls what torch wants to end
@@ -85,10 +86,10 @@ def test_slow_rank_is_the_one_that_is_named_though_a_collective_makes_the_other_
     def rank(_: int) -> Any:
         callback = HybridBalanceCallback()
         out = trainer(2, callback).predict(Emulated({1: 3.0}, 0.005, collective=True), ids(160, 8))
-        statistics = callback.statistics
-        speeds = [replica.speed_per_s for replica in statistics.replicas]
-        samples = [replica.samples for replica in statistics.replicas]
-        return flat(out), statistics.mode, speeds, samples, [found.id for found in callback.recommendations]
+        found = callback.statistics
+        speeds = [replica.speed_per_s for replica in found.replicas]
+        samples = [replica.samples for replica in found.replicas]
+        return flat(out), found.mode, speeds, samples, [r.id for r in callback.recommendations]
 
     zero, one = run_ranks(rank, 2, deadline_s=30)
     for out, mode, speeds, samples, _ in (zero, one):
@@ -156,3 +157,17 @@ def test_share_follows_a_rank_that_slows_down_during_the_run() -> None:
     for out, replicas in run_ranks(rank, 2, deadline_s=30):
         assert out == list(map(float, range(80)))
         assert 8 < replicas[1].samples <= 26  # 8 + a seventh of the other 64 is 17; half would be 40
+
+
+def test_short_pass_costs_little_more_than_stocks() -> None:
+    def rank(_: int, enabled: bool) -> float:
+        the_trainer, seconds = trainer(2, HybridBalanceCallback(enabled=enabled)), []
+        for _pass in range(7):
+            start_s = time.perf_counter()
+            the_trainer.validate(Logs(), ids(7), verbose=False)
+            seconds.append(time.perf_counter() - start_s)
+        return statistics.median(seconds)
+
+    stock_s = max(run_ranks(rank, 2, False, deadline_s=30))
+    ours_s = max(run_ranks(rank, 2, True, deadline_s=30))
+    assert ours_s - stock_s < 0.1
