@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal
 
 from lightning_hybrid.core.config import HybridConfig, ModeOption
-from lightning_hybrid.core.cost import load_score, prior_speeds
 from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, HybridError
-from lightning_hybrid.core.plan import Plan, PlannedCell
-from lightning_hybrid.core.state import BalanceSnapshot, Mode, ReplicaRecord
+from lightning_hybrid.core.state import BalanceSnapshot, Mode
 from lightning_hybrid.probes.base import DeviceProbe
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.claimer import QueueDealer
-from lightning_hybrid.runtime.dealing import EpochSpec, Stage, new_dealer, probe_works
+from lightning_hybrid.runtime.dealing import EpochSpec, Stage, new_dealer, prior_from, probe_works
+from lightning_hybrid.runtime.figures import EpochFigures
 from lightning_hybrid.runtime.recorder import StepRecorder
 from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
 from lightning_hybrid.runtime.store import InProcessStore, Store
@@ -95,15 +93,6 @@ class Engine:
             epoch.close()
         self.current = None
 
-    def prior(self, records: list[ReplicaRecord]) -> list[float]:
-        """Relative speeds of the replicas before any measurement, from the load of their devices."""
-        weights = self.config.memory_weight, self.config.compute_weight, self.config.network_weight
-        scores: list[float | None] = [None] * self.num_replicas
-        for record in records:
-            if (device := record.device) is not None:
-                scores[record.replica] = load_score(device.memory_frac, device.utilization_frac, None, weights=weights)
-        return prior_speeds(scores)
-
     def _opened(self, epoch: EpochRun) -> EpochRun:
         for other in self.epochs:
             other.finish()
@@ -123,10 +112,6 @@ class EpochRun:
         self.spec = spec
         self.done: list[Work] = []
         """Works that were begun, in the order of the steps; ghosts are left out."""
-        self.records: list[ReplicaRecord] | None = None
-        """All replicas' final records, once they were exchanged."""
-        self.plan: Plan | None = None
-        """Who ran what, once it was exchanged."""
         self._engine, self._mode = engine, mode
         self._work: Work | None = None
         self._steps_begun = 0
@@ -145,6 +130,7 @@ class EpochRun:
             engine.replica, engine.new_timer(), engine.config.speed_window_steps, lambda: self._board.waited_s
         )
         self._board.source = lambda: self.recorder.record(cells_stolen=self._cells_stolen)
+        self.figures = EpochFigures(spec, engine.replica, self._board)
         if mode in ("auto", "lockstep"):
             engine.collectives.install()
 
@@ -263,44 +249,9 @@ class EpochRun:
         """Whether the replicas share this epoch's work."""
         return self._mode != "static"
 
-    def batches_done(self) -> int:
-        """Batches of the grid that all replicas together have finished, as far as is known here."""
-        grid = self.spec.grid
-        samples = min(grid.num_samples, self.snapshot().samples_done)
-        return round(grid.num_cells * samples / grid.num_samples) if grid.num_samples else 0
-
     def snapshot(self) -> BalanceSnapshot:
         """The newest records of all replicas: the final ones once they were exchanged."""
-        return BalanceSnapshot(
-            stage=self.spec.stage,
-            mode=self.mode,
-            loader_idx=self.spec.loader_idx,
-            epoch=self.spec.epoch,
-            samples_total=self.spec.grid.num_samples,
-            replicas=tuple(self._newest_records() if self.records is None else self.records),
-        )
-
-    def final_record(self) -> ReplicaRecord:
-        """This replica's record, with its device."""
-        return next(record for record in self._newest_records() if record.replica == self._engine.replica)
-
-    def conclude(self, records: list[ReplicaRecord], works: list[list[tuple[int, int]]]) -> None:
-        """Takes in every replica's final record and works, so that all hold the same plan and statistics."""
-        self.records = records
-        cells = [
-            PlannedCell(record.replica, start, stop)
-            for record, spans in zip(records, works, strict=True)
-            for start, stop in spans
-        ]
-        self.plan = Plan(tuple(sorted(cells, key=lambda cell: (cell.start, cell.replica))))
-
-    def _newest_records(self) -> list[ReplicaRecord]:
-        mine = self.recorder.record(cells_stolen=self._cells_stolen)
-        with self._board.changed:
-            records = {peer.record.replica: peer.record for peer in self._board.peers if peer is not None}
-        published = records.get(mine.replica)
-        records[mine.replica] = replace(mine, device=published.device if published else None)
-        return [records[replica] for replica in sorted(records)]
+        return self.figures.snapshot(self.mode)
 
     @property
     def _cells_stolen(self) -> int:
@@ -335,7 +286,8 @@ class EpochRun:
 
     def _new_dealer(self, mode: Mode) -> Dealer:
         with self._board.changed:
-            prior = self._engine.prior([peer.record for peer in self._board.peers if peer is not None])
+            records = [peer.record for peer in self._board.peers if peer is not None]
+        prior = prior_from(records, self._engine.num_replicas, self._engine.config)
         dealer = new_dealer(
             mode, self.spec, self._board, self._queue, self._engine.config, prior, released=lambda: self._mode != "auto"
         )

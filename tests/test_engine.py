@@ -12,7 +12,7 @@ from lightning_hybrid import engine as engine_module
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import CollectiveInQueueMode, PeerFailed
 from lightning_hybrid.core.plan import Grid
-from lightning_hybrid.core.state import DeviceState, ReplicaRecord
+from lightning_hybrid.core.state import DeviceState
 from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.probes.base import FakeProbe, NullProbe
 from lightning_hybrid.runtime.dealing import EpochSpec
@@ -332,7 +332,7 @@ def test_fixed_works_are_run_as_they_are(prime_calls: int) -> None:
     assert run_batches(epoch, lasting(0)) == (works, [])
     assert not epoch.is_balanced
     assert epoch.done == works
-    record = epoch.final_record()
+    record = epoch.figures.own_record()
     assert (record.replica, record.samples, record.steps, record.finished) == (1, 8, 2, True)
 
 
@@ -350,7 +350,7 @@ def test_the_slow_replica_runs_fewer_samples() -> None:
 def test_a_finished_epoch_knows_what_was_done() -> None:
     engine = engine_of()
     epoch = engine.balanced(spec_of(22), engine.open_store("predict", 0)[0])
-    assert epoch.batches_done() == 0
+    assert epoch.figures.batches_done() == 0
     ran, _ = run_batches(epoch, lasting(0.0005))
 
     snapshot = epoch.snapshot()
@@ -360,14 +360,14 @@ def test_a_finished_epoch_knows_what_was_done() -> None:
         22,
         22,
     )
-    assert epoch.batches_done() == 6
+    assert epoch.figures.batches_done() == 6
     assert [work.start for work in epoch.done] == [work.start for work in ran] == [0, 4, 8, 12, 16, 20]
     (record,) = snapshot.replicas
     assert record.finished
     assert 0 < record.busy_s <= record.wall_s
-    epoch.conclude([record], [[(work.start, work.stop) for work in epoch.done]])
-    assert epoch.plan is not None
-    epoch.plan.validate(22)
+    epoch.figures.conclude([record], [[(work.start, work.stop) for work in epoch.done]])
+    assert epoch.figures.plan is not None
+    epoch.figures.plan.validate(22)
     engine.close()
 
 
@@ -401,16 +401,6 @@ def test_each_pass_has_a_store_of_its_own() -> None:
     assert len(set(prefixes)) == 4
 
 
-def test_before_any_measurement_speeds_follow_the_load_of_the_devices() -> None:
-    engine = engine_of(num_replicas=3, config=QUICK.but(memory_weight=1, compute_weight=1))
-    idle = DeviceState(kind="cuda", memory_used_bytes=0, memory_total_bytes=100, utilization_frac=0.0)
-    loaded = DeviceState(kind="cuda", memory_used_bytes=50, memory_total_bytes=100, utilization_frac=1.0)
-
-    records = [ReplicaRecord(replica=2, device=loaded), ReplicaRecord(replica=0, device=idle)]
-    assert engine.prior(records) == [1.0, 0.625, 0.25]
-    assert engine.prior([]) == [1.0, 1.0, 1.0]
-
-
 def test_the_device_is_part_of_the_final_record() -> None:
     state = DeviceState(kind="cuda", utilization_frac=0.5)
     engine = engine_of()
@@ -418,7 +408,7 @@ def test_the_device_is_part_of_the_final_record() -> None:
     epoch = engine.balanced(spec_of(8), engine.open_store("predict", 0)[0])
     run_batches(epoch, lasting(0))
 
-    assert epoch.final_record().device == state
+    assert epoch.figures.own_record().device == state
     engine.close()
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.runtime.dealing import Stage
 from lightning_hybrid.runtime.metrics import Partial, Reduction
 
@@ -52,24 +53,6 @@ def index_wrapper(package: ModuleType) -> type[Any]:
     module = importlib.import_module(f"{package.__name__}.overrides.distributed")
     wrapper: type[Any] = module._IndexBatchSamplerWrapper
     return wrapper
-
-
-class Patches:
-    """Attributes of instances that were replaced, to be put back."""
-
-    def __init__(self) -> None:
-        self._undo: list[tuple[object, str]] = []
-
-    def replace(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
-        """Sets ``owner.name`` on the instance to ``make(original)``."""
-        setattr(owner, name, make(getattr(owner, name)))
-        self._undo.append((owner, name))
-
-    def undo(self) -> None:
-        """Removes every replacement, so that the class's own attributes show again; safe to call twice."""
-        while self._undo:
-            owner, name = self._undo.pop()
-            vars(owner).pop(name, None)
 
 
 # --- loops and loaders -----------------------------------------------------------------------------------------------
@@ -290,12 +273,11 @@ def _state(metric: Any) -> dict[str, Any]:
 
 @contextmanager
 def metrics_taken_back(module: LightningModule) -> Iterator[None]:
-    """Undoes what torchmetrics below ``module``, and plain attributes of it, take in inside."""
+    """Undoes what torchmetrics below ``module`` take in inside."""
     from torchmetrics import Metric
 
     metrics = [child for child in module.modules() if isinstance(child, Metric)]
     saved = [(metric, metric._update_count, _metric_state(metric)) for metric in metrics]
-    attributes = {name: (value, _copied(value)) for name, value in vars(module).items() if _is_plain(name, value)}
     yield
     for metric, count, state in saved:
         if metric._update_count == count:
@@ -304,28 +286,9 @@ def metrics_taken_back(module: LightningModule) -> Iterator[None]:
             setattr(metric, name, value)
         # it counts as updated and not computed yet: what it does at the epoch's end must be what it does elsewhere
         metric._update_count, metric._computed = max(1, count), None
-    for name, (value, copy) in attributes.items():
-        setattr(module, name, _restored(value, copy))
 
 
 def _metric_state(metric: Any) -> dict[str, Any]:
     states = {name: getattr(metric, name) for name in metric._defaults}
     kept = {name: list(s) if isinstance(s, list) else s.detach().clone() for name, s in states.items()}
     return kept | {"_forward_cache": metric._forward_cache}
-
-
-def _is_plain(name: str, value: object) -> bool:
-    return not name.startswith("_") and isinstance(value, bool | int | float | str | list | dict | set)
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, list | dict | set) else value
-
-
-def _restored(value: Any, copy: Any) -> Any:
-    if isinstance(value, list):
-        value[:] = copy
-    elif isinstance(value, dict | set):
-        value.clear()
-        value.update(copy)
-    return value

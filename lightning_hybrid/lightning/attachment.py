@@ -19,6 +19,7 @@ from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan
+from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.probes.torch_device import probe_for
 from lightning_hybrid.runtime import results
 from lightning_hybrid.runtime.dealing import Stage
@@ -60,7 +61,7 @@ class Attachment:
         self.outputs: dict[int, tuple[Grid, list[results.Piece]]] = {}
         """For each loader of predict: the grid, and the pieces of the output that this rank holds."""
         self._token: str = trainer.strategy.broadcast(uuid.uuid4().hex[:12])
-        self.patches = _compat.Patches()
+        self.patches = Patches()
         self._said: set[str] = set()
         self._adopted: list[str] = []
         self._next_loader_idx = 0
@@ -185,7 +186,7 @@ class Attachment:
         """Makes the epoch values of a loader exact, with one exchange of all ranks."""
         logged = self.trainer._results
         ended = 0 if logged is None else logged.dataloader_idx or 0
-        epoch = next((e for e in self.engine.epochs if e.spec.loader_idx == ended and e.records is None), None)
+        epoch = next((e for e in self.engine.epochs if e.spec.loader_idx == ended and e.figures.records is None), None)
         if epoch is None or epoch.spec.stage == "predict":
             return
         epoch.finish()
@@ -236,7 +237,7 @@ class Attachment:
 
     def _conclude(self, epoch: EpochRun, logs: dict[str, _compat.Logged]) -> list[dict[str, _compat.Logged]]:
         """Exchanges final records, works and logged numbers; each replica counts once."""
-        record = epoch.final_record()
+        record = epoch.figures.own_record()
         mine = (record.to_json(), [(work.start, work.stop) for work in epoch.done], logs)
         everyone: list[Any] = [mine]
         if epoch.is_balanced:
@@ -247,7 +248,7 @@ class Attachment:
             other = ReplicaRecord.from_json(text)
             by_replica.setdefault(other.replica, (other, works, theirs))
         ordered = [by_replica[replica] for replica in sorted(by_replica)]
-        epoch.conclude([entry[0] for entry in ordered], [entry[1] for entry in ordered])
+        epoch.figures.conclude([entry[0] for entry in ordered], [entry[1] for entry in ordered])
         return [entry[2] for entry in ordered]
 
     def _leads(self) -> bool:

@@ -238,7 +238,7 @@ class HybridBalanceCallback(Callback):
         assert self._attachment is not None
         epochs = self._attachment.engine.epochs
         self._snapshots = [epoch.snapshot() for epoch in epochs] or self._snapshots
-        self._plans = [epoch.plan for epoch in epochs if epoch.plan is not None] or self._plans
+        self._plans = [epoch.figures.plan for epoch in epochs if epoch.figures.plan is not None] or self._plans
         if self._reporter is not None:
             self._reporter.end(epochs)
 

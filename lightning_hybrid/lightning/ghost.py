@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.runtime.dealing import Stage
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import LightningModule, Trainer
 
 
 def run_ghost(trainer: Trainer, stage: Stage, batch: Any, loader_idx: int, *, is_first: bool) -> None:
@@ -26,5 +28,32 @@ def run_ghost(trainer: Trainer, stage: Stage, batch: Any, loader_idx: int, *, is
     if is_first and stage != "predict" and loader_idx > 0:
         _compat.leave_loader(trainer, stage)
     batch = _compat.move_batch(trainer, batch, loader_idx)
-    with _compat.metrics_taken_back(trainer.lightning_module), _compat.logs_taken_back(trainer):
+    module = trainer.lightning_module
+    with _compat.metrics_taken_back(module), _attributes_taken_back(module), _compat.logs_taken_back(trainer):
         _compat.call_step(trainer, stage, batch, loader_idx)
+
+
+@contextmanager
+def _attributes_taken_back(module: LightningModule) -> Iterator[None]:
+    """Undoes what happens inside to the module's own lists, dictionaries, sets and numbers."""
+    attributes = {name: (value, _copied(value)) for name, value in vars(module).items() if _is_plain(name, value)}
+    yield
+    for name, (value, copy) in attributes.items():
+        setattr(module, name, _restored(value, copy))
+
+
+def _is_plain(name: str, value: object) -> bool:
+    return not name.startswith("_") and isinstance(value, bool | int | float | str | list | dict | set)
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, list | dict | set) else value
+
+
+def _restored(value: Any, copy: Any) -> Any:
+    if isinstance(value, list):
+        value[:] = copy
+    elif isinstance(value, dict | set):
+        value.clear()
+        value.update(copy)
+    return value

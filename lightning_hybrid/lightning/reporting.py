@@ -11,6 +11,7 @@ from lightning_hybrid.core.recommend import Recommendation, straggler
 from lightning_hybrid.core.state import BalanceSnapshot
 from lightning_hybrid.engine import EpochRun
 from lightning_hybrid.lightning import _compat
+from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.reports.console import print_table
 from lightning_hybrid.reports.sinks import LoggerReport
 from lightning_hybrid.runtime.dealing import Stage
@@ -58,7 +59,7 @@ class Reporter:
             self._samples_before[snapshot.stage] += snapshot.samples_done
         self._report.close()
 
-    def hook_progress_bar(self, patches: _compat.Patches, current: Any) -> None:
+    def hook_progress_bar(self, patches: Patches, current: Any) -> None:
         """Makes the progress bar count the batches of all replicas; ``current()`` is the running epoch."""
         bar = self._trainer.progress_bar_callback
         if bar is None:
@@ -71,7 +72,7 @@ class Reporter:
                 ) -> Any:
                     epoch: EpochRun | None = current()
                     if epoch is not None and epoch.spec.stage == stage and epoch.is_balanced:
-                        idx = max(idx, epoch.batches_done() - 1)
+                        idx = max(idx, epoch.figures.batches_done() - 1)
                     return original(trainer, module, outputs, batch, idx, *rest, **kw)
 
                 return counted

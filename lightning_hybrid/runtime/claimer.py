@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from lightning_hybrid.core import workqueue
 from lightning_hybrid.core.config import HybridConfig
-from lightning_hybrid.core.cost import fill_speeds
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.state import Mode, ReplicaRecord
 from lightning_hybrid.core.workqueue import Span
 from lightning_hybrid.runtime.board import Board
+from lightning_hybrid.runtime.peers import Peers
 from lightning_hybrid.runtime.ranges import OwnedRange, OwnRanges
 from lightning_hybrid.runtime.sharedqueue import Published, RangeKey, SharedQueue
 from lightning_hybrid.runtime.sweep import Sweeper
+from lightning_hybrid.runtime.thief import Thief
 from lightning_hybrid.runtime.work import Exhausted, Work
 
 
@@ -50,14 +50,15 @@ class QueueDealer:
         released: Callable[[], bool] = lambda: True,
     ) -> None:
         self._board, self._queue, self._grid, self._config = board, queue, grid, config
-        self._me, self._prior, self._prefetch, self._released = replica, prior, prefetch, released
+        self._me, self._prefetch, self._released = replica, prefetch, released
+        self._peers = Peers(board, replica, prior)
         self._ranges = OwnRanges(prefetch=prefetch)
+        self._thief = Thief(board, queue, self._peers, self._ranges)
         self._reserved_total = 0
         self._ahead = 0
         self._starving = False
         self._running: set[int] = set()
         self._done: list[Span] = []
-        self._stolen = 0
         self._sweeper = Sweeper(queue, replica, config.lease_s) if config.lease_s is not None else None
         self.before_wait: Callable[[], None] = lambda: None
         """Called on the loop's thread before it waits for work, where what is done must be told exactly."""
@@ -129,7 +130,7 @@ class QueueDealer:
     @property
     def cells_stolen(self) -> int:
         """Cells that this replica took from others' claims."""
-        return self._stolen
+        return self._thief.cells_stolen
 
     def _begin_cell(self, owned: OwnedRange, cell: int) -> None:
         owned.begun = cell + 1
@@ -162,15 +163,14 @@ class QueueDealer:
             # the others wait for this one's last word about what it has done
             mine = self._board.peers[self._me] if self._board.peers else None
             return mine is not None and mine.record.finished and self._is_exhausted()
-        peers = self._board.peers  # empty before the first look
-        return bool(peers) and all(peer is not None and peer.record.finished for peer in peers)
+        return self._peers.all_finished()
 
     # --- on the background thread -------------------------------------------------------------------------------
 
     def _describe(self, record: ReplicaRecord) -> Published:
         with self._board.changed:
             published = Published(
-                record=replace(record, cells_stolen=self._stolen),
+                record=replace(record, cells_stolen=self._thief.cells_stolen),
                 reserved=self._reserved_total,
                 ranges=tuple(item.key for item in self._ranges.open() if item.key),
                 recut=self._board.recut,
@@ -216,7 +216,7 @@ class QueueDealer:
 
     def _is_near_end(self) -> bool:
         """Whether what is left takes so little time that a publishing period makes a difference."""
-        left_s = self._unreserved_anywhere() / sum(self._cells_per_s())
+        left_s = self._unreserved_anywhere() / sum(self._peers.cells_per_s())
         return left_s < 5 * self._config.publish_period_s
 
     def _cells_to_reserve(self, held: int) -> int:
@@ -231,11 +231,11 @@ class QueueDealer:
         left = self._unreserved_anywhere()
         step_s = self._board.record.step_s
         if step_s is None:
-            return int(left > 4 * len(self._prior))
+            return int(left > 4 * self._peers.world)
         return workqueue.reserve_size(
             cells_left=left,
             step_s=step_s,
-            all_cells_per_s=sum(self._cells_per_s()),
+            all_cells_per_s=sum(self._peers.cells_per_s()),
             reserve_frac=self._config.reserve_frac,
             ahead_s=self._config.reserve_ahead_s,
         )
@@ -245,7 +245,7 @@ class QueueDealer:
         if mine is None:
             return False
         replicas = range(len(self._board.look()))
-        steps_s = [mine if r == self._me else self._step_of(r) for r in replicas]
+        steps_s = [mine if r == self._me else self._peers.step_s(r) for r in replicas]
         busy_s = [self._board.busy_s(r) for r in replicas]
         return workqueue.declines(self._me, self._unreserved_anywhere(), steps_s, busy_s)
 
@@ -256,36 +256,12 @@ class QueueDealer:
         if unhanded > 1:
             return False
         if self._queue.unclaimed:
-            speeds = self._cells_per_s()
+            speeds = self._peers.cells_per_s()
             size = workqueue.claim_size(self._queue.unclaimed, speeds[self._me], sum(speeds), self._config.claim_frac)
             return self._own(self._queue.claim(size))
         if self._starving or (self._prefetch and unhanded == 0 and unbegun <= 1):
-            return self._steal(unbegun) or self._sweep()
+            return self._own(self._thief.steal(unbegun, is_idle=self._starving)) or self._sweep()
         return False
-
-    def _steal(self, backlog: int) -> bool:
-        """Takes cells from the replica that would end last, if this one would finish them earlier."""
-        peers = self._board.look()
-        self._learn_thefts()
-        owned = [(r, item) for r, peer in enumerate(peers) if peer and r != self._me for item in peer.ranges]
-        counts = self._queue.unreserved(item for _, item in owned)
-        loot = [(r, item, count) for (r, item), count in zip(owned, counts, strict=True) if count]
-        left = Counter[int]()
-        for r, _, count in loot:
-            left[r] += count
-        if not left:
-            return False
-        ends_s = {r: self._board.busy_s(r) + count * self._step_of(r) for r, count in left.items()}
-        victim = max(ends_s, key=lambda r: (ends_s[r], -r))
-        speeds = self._cells_per_s()
-        mine_s = (backlog + (1.0 if self._starving else 1.5)) / speeds[self._me]
-        if mine_s >= ends_s[victim]:
-            return False
-        _, item, count = max((entry for entry in loot if entry[0] == victim), key=lambda entry: entry[1].start)
-        size = workqueue.steal_size(left[victim], speeds[self._me], speeds[victim])
-        won = self._queue.steal(item, min(count, size))
-        self._stolen += won.size if won else 0
-        return self._own(won)
 
     def _sweep(self) -> bool:
         if self._sweeper is None:
@@ -307,28 +283,6 @@ class QueueDealer:
         self._board.publish()
         return True
 
-    def _learn_thefts(self) -> None:
-        """Notices own ranges whose last cells were stolen, so that the loop does not wait for them."""
-        with self._board.changed:
-            open_ranges = self._ranges.open()
-        left = self._queue.unreserved(item.key for item in open_ranges if item.key)
-        with self._board.changed:
-            for item, count in zip(open_ranges, left, strict=True):
-                item.stop = item.reserved + count
-            self._board.changed.notify_all()
-
     def _unreserved_anywhere(self) -> int:
         """Cells that no replica has reserved, as far as this one knows."""
-        others = sum(peer.reserved for r, peer in enumerate(self._board.peers) if peer and r != self._me)
-        return max(0, self._queue.size - self._reserved_total - others)
-
-    def _step_of(self, replica: int) -> float:
-        peer = self._board.peers[replica]
-        return math.inf if peer is None or peer.record.step_s is None else peer.record.step_s
-
-    def _cells_per_s(self) -> list[float]:
-        """Speed of every replica in cells per second: measured where it is known, else by the prior."""
-        steps_s = [None if peer is None else peer.record.step_s for peer in self._board.peers]
-        steps_s = steps_s or [None] * len(self._prior)
-        steps_s[self._me] = self._board.record.step_s
-        return fill_speeds([None if step is None else 1.0 / step for step in steps_s], self._prior)
+        return max(0, self._queue.size - self._reserved_total - self._peers.reserved_by_others())

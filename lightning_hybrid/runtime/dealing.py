@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.cost import load_score, prior_speeds
 from lightning_hybrid.core.plan import Grid
-from lightning_hybrid.core.state import Mode
+from lightning_hybrid.core.state import Mode, ReplicaRecord
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.claimer import QueueDealer
 from lightning_hybrid.runtime.lockstep import LockstepDealer, ghost_work
@@ -43,6 +44,16 @@ def probe_works(spec: EpochSpec, replica: int, num_replicas: int) -> list[Work]:
         return []
     cells = [k * num_replicas + replica for k in range(spec.probe_rounds)]
     return [Work(*grid.span(c), c) if c < grid.num_cells else ghost_work(grid, "static") for c in cells]
+
+
+def prior_from(records: list[ReplicaRecord], num_replicas: int, config: HybridConfig) -> list[float]:
+    """Relative speeds of the replicas before any measurement, from the load of their devices."""
+    weights = config.memory_weight, config.compute_weight, config.network_weight
+    scores: list[float | None] = [None] * num_replicas
+    for record in records:
+        if (device := record.device) is not None:
+            scores[record.replica] = load_score(device.memory_frac, device.utilization_frac, None, weights=weights)
+    return prior_speeds(scores)
 
 
 def new_dealer(

@@ -4,10 +4,10 @@ import pytest
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.plan import Grid
-from lightning_hybrid.core.state import Mode
+from lightning_hybrid.core.state import DeviceState, Mode, ReplicaRecord
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.claimer import QueueDealer
-from lightning_hybrid.runtime.dealing import EpochSpec, new_dealer, probe_works
+from lightning_hybrid.runtime.dealing import EpochSpec, new_dealer, prior_from, probe_works
 from lightning_hybrid.runtime.lockstep import LockstepDealer
 from lightning_hybrid.runtime.sharedqueue import SharedQueue
 from lightning_hybrid.runtime.store import InProcessStore
@@ -50,3 +50,13 @@ def test_the_dealer_fits_the_mode(mode: Mode, kind: type) -> None:
 
     assert type(dealer) is kind
     assert dealer.mode == mode
+
+
+def test_before_any_measurement_speeds_follow_the_load_of_the_devices() -> None:
+    config = HybridConfig(memory_weight=1, compute_weight=1)
+    idle = DeviceState(kind="cuda", memory_used_bytes=0, memory_total_bytes=100, utilization_frac=0.0)
+    loaded = DeviceState(kind="cuda", memory_used_bytes=50, memory_total_bytes=100, utilization_frac=1.0)
+
+    records = [ReplicaRecord(replica=2, device=loaded), ReplicaRecord(replica=0, device=idle)]
+    assert prior_from(records, 3, config) == [1.0, 0.625, 0.25]
+    assert prior_from([], 3, config) == [1.0, 1.0, 1.0]
