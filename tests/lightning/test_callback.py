@@ -172,7 +172,7 @@ def test_what_a_run_leaves() -> None:
             callback.rows(2)
         return [float(x) for x in callback.rows()], [float(x) for x in callback.rows(1)], callback.plans
 
-    zero, one = run_ranks(rank, 2, deadline_s=30)
+    zero, one = run_ranks(rank, 2, deadline_s=20)
     assert zero == one
     assert zero[:2] == ([0, 1, 2, 3, 4, 5, 6], [0, 1, 2])
 
@@ -273,7 +273,7 @@ def test_functions_of_torch_distributed_are_put_back() -> None:
         the_trainer.validate(Logs(), ids(4), verbose=False)
         return [name for name in names if getattr(dist, name) is not before[name]]
 
-    assert run_ranks(rank, 2, deadline_s=30) == [[], []]
+    assert run_ranks(rank, 2, deadline_s=20) == [[], []]
 
 
 def test_background_threads_end_with_the_run_and_with_an_error() -> None:
@@ -289,7 +289,7 @@ def test_background_threads_end_with_the_run_and_with_an_error() -> None:
             the_trainer.predict(Boom(), ids(8))
         return [thread.name for thread in set(threading.enumerate()) - before if "lightning_hybrid" in thread.name]
 
-    assert run_ranks(rank, 2, deadline_s=30) == [[], []]
+    assert run_ranks(rank, 2, deadline_s=20) == [[], []]
 
 
 def test_run_on_both_ranks_works_after_an_error_on_both() -> None:
@@ -303,7 +303,7 @@ def test_run_on_both_ranks_works_after_an_error_on_both() -> None:
             the_trainer.predict(Boom(), ids(8))
         return flat(the_trainer.predict(Echo(), ids(8)))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [list(map(float, range(8)))] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [list(map(float, range(8)))] * 2
 
 
 def test_error_in_the_loader_and_in_a_hook_detaches_too() -> None:
@@ -370,7 +370,7 @@ def test_second_callback_stands_aside_with_one_warning() -> None:
             out = flat(trainer(2, first, second).predict(Echo(), ids(7)))
         return out, said, first.statistics is not None, second.statistics is None
 
-    (zero, said, *states), (one, silent, *other_states) = run_ranks(rank, 2, deadline_s=30)
+    (zero, said, *states), (one, silent, *other_states) = run_ranks(rank, 2, deadline_s=20)
     assert zero == one == [0, 1, 2, 3, 4, 5, 6]
     assert states == other_states == [True, True]
     assert len([text for text in said if "second HybridBalanceCallback" in text]) == 1
@@ -393,7 +393,7 @@ def test_one_callback_in_two_trainers_in_turn() -> None:
         return [flat(t.predict(Echo(), ids(n))) for t, n in ((first, 5), (second, 6), (first, 7))]
 
     want = [list(map(float, range(n))) for n in (5, 6, 7)]
-    assert run_ranks(rank, 2, deadline_s=30) == [want] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [want] * 2
 
 
 def test_training_is_left_alone() -> None:
@@ -416,7 +416,7 @@ def test_training_is_left_alone() -> None:
         trainer(2, HybridBalanceCallback(enabled=enabled), max_epochs=2).fit(model, ids(7), ids(5))
         return model.trained
 
-    assert run_ranks(rank, 2, True, deadline_s=30) == run_ranks(rank, 2, False, deadline_s=30)
+    assert run_ranks(rank, 2, True, deadline_s=20) == run_ranks(rank, 2, False, deadline_s=20)
 
 
 @pytest.mark.parametrize("how", ["state_dict", "pickle", "deepcopy"])
@@ -451,7 +451,7 @@ def test_other_callbacks_see_a_plain_run() -> None:
         trainer(2, sees).predict(Echo(), ids(21, num_workers=1))
         return sees.batches
 
-    zero, one = run_ranks(rank, 2, deadline_s=30)
+    zero, one = run_ranks(rank, 2, deadline_s=20)
     for batches in (zero, one):
         assert [idx for idx, _ in batches] == list(range(len(batches)))
     assert sorted(x for batches in (zero, one) for _, batch in batches for x in batch) == list(map(float, range(21)))

@@ -133,56 +133,58 @@ def test_names_of_modules(package: Any, name: str) -> None:
     _require(module, name, module.__name__)
 
 
+def _look(trainer: Any, stage: Any) -> None:
+    """Called while a step of ``stage`` runs."""
+    what = f"a {type(trainer).__module__.split('.trainer')[0]}.Trainer"
+    for path in TRAINER:
+        _require(trainer, path, what)
+    loop = _compat.loop_of(trainer, stage)
+    for path in (*EVERY_LOOP, *(EVALUATION_LOOP if stage != "predict" else ())):
+        _require(loop, path, f"the {stage} loop of {what}")
+    limits = loop.max_batches if stage == "predict" else loop._max_batches
+    assert isinstance(limits, list), "the limits of a loop are no list any more, so they cannot be raised"
+    _require(trainer.lightning_module, "_on_before_batch_transfer", "a LightningModule")
+    if stage != "predict":
+        _look_at_results(trainer._results, "validation_step" if stage == "validate" else "test_step", what)
+
+
+def _look_at_results(results: Any, hook: str, what: str) -> None:
+    for path in RESULTS:
+        _require(results, path, f"the results of {what}")
+    for key, kind in (("mean", "is_mean_reduction"), ("sum", "is_sum_reduction")):
+        metric = results[f"{hook}.{key}"]
+        for path in META:
+            _require(metric.meta, path, f"a logged number of {what}")
+        for path in RESULT_METRIC:
+            _require(metric, path, f"a logged number of {what}")
+        assert metric.meta.fx == hook
+        assert getattr(metric.meta, kind) is True
+    assert results[f"{hook}.metric"].is_tensor is False
+    _require(results[f"{hook}.mean"], "cumulated_batch_size", f"a logged mean of {what}")
+
+
 @BY_PACKAGE
 def test_names_of_a_trainer_that_runs(package: Any) -> None:
-    what = f"a {package.__name__}.Trainer"
+    looked = []
 
     class Looks(package.Callback):  # type: ignore[misc,name-defined]
-        looked: list[str] = []  # noqa: RUF012 - the test's own record
-
         def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
-            self.check(trainer, "validate")
+            _look(trainer, "validate")
+            looked.append("validate")
 
         def on_test_batch_end(self, trainer: Any, *_: Any) -> None:
-            self.check(trainer, "test")
+            _look(trainer, "test")
+            looked.append("test")
 
         def on_predict_batch_end(self, trainer: Any, *_: Any) -> None:
-            self.check(trainer, "predict")
+            _look(trainer, "predict")
+            looked.append("predict")
 
-        def check(self, trainer: Any, stage: Any) -> None:
-            for path in TRAINER:
-                _require(trainer, path, what)
-            loop = _compat.loop_of(trainer, stage)
-            for path in (*EVERY_LOOP, *(EVALUATION_LOOP if stage != "predict" else ())):
-                _require(loop, path, f"the {stage} loop of {what}")
-            limits = loop.max_batches if stage == "predict" else loop._max_batches
-            assert isinstance(limits, list), "the limits of a loop are no list any more, so they cannot be raised"
-            _require(trainer.lightning_module, "_on_before_batch_transfer", "a LightningModule")
-            if stage != "predict":
-                self.check_results(trainer, stage)
-            self.looked.append(stage)
-
-        def check_results(self, trainer: Any, stage: str) -> None:
-            for path in RESULTS:
-                _require(trainer._results, path, f"the results of {what}")
-            hook = "validation_step" if stage == "validate" else "test_step"
-            for key, name in (("metric", None), ("mean", "is_mean_reduction"), ("sum", "is_sum_reduction")):
-                metric = trainer._results[f"{hook}.{key}"]
-                for path in META:
-                    _require(metric.meta, path, f"a logged value of {what}")
-                assert metric.meta.fx == hook
-                if name is not None:
-                    for path in RESULT_METRIC:
-                        _require(metric, path, f"a logged number of {what}")
-                    assert getattr(metric.meta, name) is True
-            assert hasattr(trainer._results[f"{hook}.mean"], "cumulated_batch_size")
-
-    looks = Looks()
-    the_trainer, model = _trainer(package, looks), _model(package)
+    the_trainer, model = _trainer(package, Looks()), _model(package)
     for run in (the_trainer.validate, the_trainer.test):
         run(model, ids(2), verbose=False)
     the_trainer.predict(model, ids(2))
-    assert Looks.looked == ["validate", "test", "predict"]
+    assert looked == ["validate", "test", "predict"]
 
 
 @BY_PACKAGE
@@ -236,7 +238,7 @@ def test_package_of_a_trainer_is_known_also_of_a_subclass(package: Any) -> None:
 
 
 def test_what_is_no_trainer_is_named() -> None:
-    with pytest.raises(TypeError, match="trainer must be a Trainer of lightning.pytorch or pytorch_lightning"):
+    with pytest.raises(TypeError, match=r"trainer must be a Trainer of lightning\.pytorch or pytorch_lightning"):
         _compat.package_of(object())  # type: ignore[arg-type]
 
 

@@ -61,7 +61,9 @@ IN_ORDER = [float(i) for i in range(23)]
 VALUES = [{"mean": 11.0, "count": 23.0}]
 
 
-def _run(tmp_path: Path, launcher: list[str], *arguments: str, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
+def _run(
+    tmp_path: Path, launcher: list[str], *arguments: str, env: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """What each rank that printed it found, by rank."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -119,7 +119,21 @@ def test_own_batch_sampler_keeps_its_groups(kind: str) -> None:
         (values,) = the_trainer.validate(Logs(), make(), verbose=False)
         return _lists(passed), _lists(from_hook), values["count"], values["mean"]
 
-    assert run_ranks(rank, 2, deadline_s=30) == [(IN_ORDER, IN_ORDER, 7.0, 3.0)] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [(IN_ORDER, IN_ORDER, 7.0, 3.0)] * 2
+
+
+@pytest.mark.parametrize("mode", ["queue", "lockstep"])
+def test_loader_without_a_length_is_measured_to_its_last_batch(mode: str) -> None:
+    def rank(_: int) -> list[Any]:
+        found: list[Any] = []
+        for num_workers in (0, 2):
+            callback = HybridBalanceCallback(mode=mode)
+            loader = DataLoader(Ids(7), batch_sampler=Groups(), num_workers=num_workers)
+            found.append(_lists(trainer(2, callback).predict(Echo(), loader)))
+            found.append(sum(replica.samples for replica in callback.statistics.replicas))
+        return found
+
+    assert run_ranks(rank, 2, deadline_s=20) == [[IN_ORDER, 7, IN_ORDER, 7]] * 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -128,7 +142,7 @@ def test_own_batch_sampler_keeps_its_groups_in_lockstep(num_workers: int) -> Non
         loader = DataLoader(Ids(7), batch_sampler=WithoutSampler(3, False), num_workers=num_workers)
         return _lists(trainer(3, HybridBalanceCallback(mode="lockstep")).predict(Echo(), loader))
 
-    assert run_ranks(rank, 3, deadline_s=30) == [IN_ORDER] * 3
+    assert run_ranks(rank, 3, deadline_s=20) == [IN_ORDER] * 3
 
 
 class OwnDistributed(DistributedSampler):
@@ -169,7 +183,7 @@ def test_own_distributed_sampler_is_not_sharded_twice(
         return _lists(passed), _lists(from_hook), values["count"]
 
     zero, one = [[0.0, 2.0], [4.0, 6.0]], [[1.0, 3.0], [5.0, 0.0]]
-    assert run_ranks(rank, 2, deadline_s=30) == [(zero, zero, 8.0), (one, one, 8.0)]
+    assert run_ranks(rank, 2, deadline_s=20) == [(zero, zero, 8.0), (one, one, 8.0)]
 
 
 def test_without_distributed_sampler_every_rank_runs_its_whole_loader_and_is_told_once() -> None:
@@ -178,7 +192,7 @@ def test_without_distributed_sampler_every_rank_runs_its_whole_loader_and_is_tol
             out = flat(trainer(2, use_distributed_sampler=False).predict(Echo(), ids(5)))
         return out, said
 
-    (zero, said), (one, silent) = run_ranks(rank, 2, deadline_s=30)
+    (zero, said), (one, silent) = run_ranks(rank, 2, deadline_s=20)
     assert zero == one == [0, 1, 2, 3, 4]
     assert len(said) == 1
     assert "use_distributed_sampler=False" in said[0]
@@ -194,10 +208,10 @@ def test_endless_batch_sampler_ends_at_the_limit() -> None:
         loader = DataLoader(Ids(7), batch_sampler=Endless())
         return flat(trainer(2, limit_predict_batches=5).predict(Echo(), loader))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [[0, 1, 2, 3, 4, 5, 6, 0, 1, 2]] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [[0, 1, 2, 3, 4, 5, 6, 0, 1, 2]] * 2
 
 
-# --- samplers and datasets ---------------------------------------------------------------------------------------------
+# --- samplers and datasets -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,7 +224,7 @@ def test_order_of_an_own_sampler_is_kept(order: list[int]) -> None:
         (values,) = the_trainer.validate(Logs(), ids(7, sampler=order), verbose=False)
         return out, values["count"]
 
-    assert run_ranks(rank, 2, deadline_s=30) == [(list(map(float, order)), len(order))] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [(list(map(float, order)), len(order))] * 2
 
 
 class Keyed(torch.utils.data.Dataset[float]):
@@ -243,7 +257,7 @@ def test_sampler_may_yield_keys_that_are_no_numbers(keys: list[Any]) -> None:
     def rank(_: int) -> list[list[float]]:
         return _lists(trainer(2).predict(Echo(), DataLoader(dataset, batch_size=2, sampler=keys)))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [[[0.0, 1.0], [2.0, 3.0], [4.0]]] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [[[0.0, 1.0], [2.0, 3.0], [4.0]]] * 2
 
 
 def test_keys_that_cannot_be_sent_give_an_error_before_the_first_batch() -> None:
@@ -264,7 +278,7 @@ def test_keys_that_cannot_be_sent_give_an_error_before_the_first_batch() -> None
             return type(error).__name__, Counts.steps
         return "no error", Counts.steps
 
-    names = run_ranks(rank, 2, deadline_s=30)
+    names = run_ranks(rank, 2, deadline_s=20)
     assert [steps for _, steps in names] == [0, 0]
     assert "no error" not in [name for name, _ in names]
 
@@ -274,7 +288,7 @@ def test_ranks_with_different_datasets_get_an_error(shuffle: bool) -> None:
     def rank(r: int) -> Any:
         return trainer(2).predict(Echo(), ids(7 + 2 * r, shuffle=shuffle))
 
-    texts = [str(text) for text in run_ranks(rank, 2, deadline_s=30, expect_failure=True)]
+    texts = [str(text) for text in run_ranks(rank, 2, deadline_s=20, expect_failure=True)]
     assert any("PlanError" in text for text in texts), texts
 
 
@@ -289,7 +303,7 @@ def test_batches_that_the_dataset_makes_keep_their_sampler_and_are_counted_once(
         (values,) = the_trainer.validate(Logs(), DataLoader(Batches(5), batch_size=None), verbose=False)
         return flat(out), values["count"]
 
-    assert run_ranks(rank, 2, deadline_s=30) == [([4, 4, 3, 3, 2, 2, 1, 1, 0, 0], 10)] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [([4, 4, 3, 3, 2, 2, 1, 1, 0, 0], 10)] * 2
 
 
 # --- the loader's own parts ------------------------------------------------------------------------------------------
@@ -328,7 +342,7 @@ def test_subclass_keeps_its_arguments_attributes_and_iterator() -> None:
 
     want = repr(trainer(1).predict(Echo(), make()))
     assert "'x'" in want
-    assert run_ranks(rank, 2, deadline_s=30) == [(want, want, True, "x")] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [(want, want, True, "x")] * 2
 
 
 @pytest.mark.parametrize("loader", [lambda: ids(5), lambda: Tagged(Ids(5), "x", batch_sampler=GROUPS[:2])])
@@ -343,7 +357,7 @@ def test_users_loader_is_untouched_after_the_run(loader: Callable[[], DataLoader
             assert vars(users).keys() == before.keys()
             assert all(vars(users)[name] is value for name, value in before.items())
 
-    run_ranks(rank, 2, deadline_s=30)
+    run_ranks(rank, 2, deadline_s=20)
 
 
 class LogsAndEchoes(Logs, Echo):
@@ -382,7 +396,7 @@ def test_collate_workers_generator_and_pinning_are_the_users() -> None:
         assert out == [0, 2, 4, 6, 8]
         return [name for name, value in settings.items() if getattr(model.live, name) is not value]
 
-    assert run_ranks(rank, 2, deadline_s=30) == [[], []]
+    assert run_ranks(rank, 2, deadline_s=20) == [[], []]
 
 
 def test_samples_are_loaded_in_the_users_worker_processes() -> None:
@@ -395,7 +409,7 @@ def test_samples_are_loaded_in_the_users_worker_processes() -> None:
     def rank(_: int) -> set[float]:
         return set(flat(trainer(2).predict(Echo(), DataLoader(InWorkers(24), num_workers=2))))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [{20.0, 21.0}] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [{20.0, 21.0}] * 2
 
 
 def test_shuffle_follows_the_users_generator() -> None:
@@ -410,7 +424,7 @@ def test_shuffle_follows_the_users_generator() -> None:
     alone, users = trainer(1), make()
     want = flat(alone.predict(Echo(), users)), flat(alone.predict(Echo(), users))
     assert want[0] != want[1]
-    assert run_ranks(rank, 2, deadline_s=30) == [want] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [want] * 2
 
 
 @pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers=True`")
@@ -463,7 +477,7 @@ def test_loader_whose_iterator_reads_ahead(num_workers: int) -> None:
     def rank(_: int) -> list[float]:
         return flat(trainer(2).predict(Echo(), ReadsAhead(Ids(9), batch_size=2, num_workers=num_workers)))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [list(map(float, range(9)))] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [list(map(float, range(9)))] * 2
 
 
 def test_loader_that_gives_other_batches_than_its_sampler_names_gets_a_clear_error() -> None:
@@ -476,7 +490,7 @@ def test_loader_that_gives_other_batches_than_its_sampler_names_gets_a_clear_err
     def rank(_: int) -> Any:
         return trainer(2).predict(Echo(), Halves(Ids(8), batch_size=2))
 
-    for text in run_ranks(rank, 2, deadline_s=30, expect_failure=True):
+    for text in run_ranks(rank, 2, deadline_s=20, expect_failure=True):
         assert "Halves" in str(text)
         assert "HybridError" in str(text) or "PlanError" in str(text) or "ConfigError" in str(text)
 
@@ -511,7 +525,7 @@ def test_several_loaders_give_a_list_for_each_in_its_order(make: Callable[[], An
     want = trainer(1, HybridBalanceCallback(enabled=False)).predict(WithIdx(), make())
     assert [len(batches) for batches in want] == [3, 2]
     rows = [[0, 1, 2, 3, 4], [0, 1, 2]]
-    assert run_ranks(rank, 2, deadline_s=30) == [(repr(want), repr(want), rows)] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [(repr(want), repr(want), rows)] * 2
 
 
 class _WithIdxHook(WithIdx, EchoHook):
@@ -533,7 +547,7 @@ def test_each_loader_is_treated_by_its_own_kind() -> None:
         return shown, [len(plan.cells) for plan in balance_of(the_trainer).plans]
 
     want = [list(map(float, range(n))) for n in (0, 7, 1, 6, 40)]
-    for shown, cells in run_ranks(rank, 2, deadline_s=30):
+    for shown, cells in run_ranks(rank, 2, deadline_s=20):
         assert shown == want
         assert cells[-4:] == [4, 1, 3, 20]
 
@@ -543,7 +557,7 @@ def test_predict_with_other_combined_modes_raises_lightnings_error(mode: str) ->
     def rank(_: int) -> Any:
         return trainer(2).predict(Echo(), CombinedLoader(_two(), mode))
 
-    for text in run_ranks(rank, 2, deadline_s=30, expect_failure=True):
+    for text in run_ranks(rank, 2, deadline_s=20, expect_failure=True):
         assert 'ValueError: `trainer.predict()` only supports the `CombinedLoader(mode="sequential")` mode' in str(text)
 
 
@@ -566,8 +580,8 @@ def test_validate_with_other_combined_modes_runs_as_stock_with_one_message(mode:
             (values,) = the_trainer.validate(model, CombinedLoader([ids(8), ids(4)], mode), verbose=False)
         return model.seen, values["sum"], said
 
-    stock = run_ranks(rank, 2, False, deadline_s=30)
-    ours = run_ranks(rank, 2, True, deadline_s=30)
+    stock = run_ranks(rank, 2, False, deadline_s=20)
+    ours = run_ranks(rank, 2, True, deadline_s=20)
     assert [seen for seen, _, _ in ours] == [seen for seen, _, _ in stock]
     assert [total for _, total, _ in ours] == [total for _, total, _ in stock]
     (_, _, said), (_, _, silent) = ours
@@ -584,7 +598,7 @@ def test_several_loaders_and_a_step_without_dataloader_idx_raise_lightnings_erro
     def rank(_: int) -> Any:
         return trainer(2).predict(Without(), _two())
 
-    for text in run_ranks(rank, 2, deadline_s=30, expect_failure=True):
+    for text in run_ranks(rank, 2, deadline_s=20, expect_failure=True):
         assert "RuntimeError: You provided only a single `dataloader_idx`" in str(text) or "dataloader_idx" in str(text)
         assert "RuntimeError" in str(text)
 
@@ -608,7 +622,7 @@ def test_stream_is_stocks_by_default_with_one_message_that_names_the_cure() -> N
         (values,) = the_trainer.validate(Logs(), DataLoader(Stream(5), batch_size=2), verbose=False)
         return flat(passed), flat(from_hook), values["count"], said
 
-    (zero, zero_hook, count, said), (one, one_hook, _, silent) = run_ranks(rank, 2, deadline_s=30)
+    (zero, zero_hook, count, said), (one, one_hook, _, silent) = run_ranks(rank, 2, deadline_s=20)
     assert zero == one == zero_hook == one_hook == [0, 1, 2, 3, 4]
     assert count == 10
     assert len(said) == 2  # one for each run
@@ -624,7 +638,7 @@ def test_stream_that_shards_itself_is_silent_and_not_sharded_twice() -> None:
             (values,) = the_trainer.validate(Logs(), DataLoader(ShardedStream(5), batch_size=2), verbose=False)
         return flat(out), values["count"], said
 
-    assert run_ranks(rank, 2, deadline_s=30) == [([0, 2, 4], 5, []), ([1, 3], 5, [])]
+    assert run_ranks(rank, 2, deadline_s=20) == [([0, 2, 4], 5, []), ([1, 3], 5, [])]
 
 
 def test_stream_beside_a_map_style_loader() -> None:
@@ -632,7 +646,7 @@ def test_stream_beside_a_map_style_loader() -> None:
         loaders = [ids(5), DataLoader(Stream(3), batch_size=2), ids(4)]
         return [flat(batches) for batches in trainer(2).predict(Echo(), loaders)]
 
-    assert run_ranks(rank, 2, deadline_s=30) == [[[0, 1, 2, 3, 4], [0, 1, 2], [0, 1, 2, 3]]] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [[[0, 1, 2, 3, 4], [0, 1, 2], [0, 1, 2, 3]]] * 2
 
 
 class Plain:
@@ -649,7 +663,7 @@ def test_loader_that_is_no_dataloader_runs_as_stock_with_one_message() -> None:
             out = trainer(2).predict(Echo(), Plain())
         return flat(out), said
 
-    (zero, said), (one, silent) = run_ranks(rank, 2, deadline_s=30)
+    (zero, said), (one, silent) = run_ranks(rank, 2, deadline_s=20)
     assert zero == one == [1, 1]
     assert len(said) == 1
     assert "not a DataLoader" in said[0]

@@ -108,7 +108,7 @@ def test_three_ranks_and_fewer_samples_than_ranks_with_a_collective_in_the_step(
     def rank(_: int) -> list[float]:
         return [trainer(3).validate(Steps("collective"), ids(n, 1), verbose=False)[0]["count"] for n in (1, 2, 4)]
 
-    assert run_ranks(rank, 3, deadline_s=30) == [[1, 2, 4]] * 3
+    assert run_ranks(rank, 3, deadline_s=20) == [[1, 2, 4]] * 3
 
 
 def test_collective_in_fits_validation_step_is_found() -> None:
@@ -133,7 +133,7 @@ def test_collective_in_fits_validation_step_is_found() -> None:
         the_trainer.fit(model, ids(4), ids(7, 1))
         return model.counts, balance_of(the_trainer).statistics.mode
 
-    assert run_ranks(rank, 2, deadline_s=30) == [([7, 3, 7, 3], "lockstep")] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [([7, 3, 7, 3], "lockstep")] * 2
 
 
 # --- a collective where there must be none ---------------------------------------------------------------------------
@@ -170,21 +170,21 @@ def test_collective_that_first_comes_in_step_five_ends_the_run_everywhere(mode: 
         loader = ids(60, 1, num_workers=num_workers)
         return trainer(2, HybridBalanceCallback(mode=mode)).predict(Late(at=5), loader)
 
-    _assert_all_named_the_cure(run_ranks(rank, 2, expect_failure=True, deadline_s=30))
+    _assert_all_named_the_cure(run_ranks(rank, 2, expect_failure=True, deadline_s=20))
 
 
 def test_collective_of_one_rank_alone_ends_the_run_everywhere() -> None:
     def rank(_: int) -> Any:
         return trainer(2).predict(Late(sample=20.0), ids(60, 1))
 
-    _assert_all_named_the_cure(run_ranks(rank, 2, expect_failure=True, deadline_s=30))
+    _assert_all_named_the_cure(run_ranks(rank, 2, expect_failure=True, deadline_s=20))
 
 
 def test_collective_in_the_very_last_step_ends_the_run_everywhere() -> None:
     def rank(_: int) -> Any:
         return trainer(2).validate(Late(sample=20.0), ids(21, 1), verbose=False)
 
-    _assert_all_named_the_cure(run_ranks(rank, 2, expect_failure=True, deadline_s=30))
+    _assert_all_named_the_cure(run_ranks(rank, 2, expect_failure=True, deadline_s=20))
 
 
 @pytest.mark.parametrize("stage", ["predict", "validate"])
@@ -193,14 +193,14 @@ def test_forced_queue_with_a_collective_in_the_first_step_ends_the_run_everywher
         the_trainer = trainer(2, HybridBalanceCallback(mode="queue"))
         return getattr(the_trainer, stage)(Late(at=1), ids(20, 1))
 
-    _assert_all_named_the_cure(run_ranks(rank, 2, expect_failure=True, deadline_s=30))
+    _assert_all_named_the_cure(run_ranks(rank, 2, expect_failure=True, deadline_s=20))
 
 
 def test_forced_lockstep_takes_a_late_collective_as_it_comes() -> None:
     def rank(_: int) -> list[float]:
         return flat(trainer(2, HybridBalanceCallback(mode="lockstep")).predict(Late(at=5), ids(40, 1)))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [list(map(float, range(40)))] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [list(map(float, range(40)))] * 2
 
 
 # --- whose batches lockstep keeps ------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_lockstep_keeps_the_users_batches(kind: str) -> None:
             return None
 
     alone = repr(trainer(1, HybridBalanceCallback(enabled=False)).predict(Alone(), ids(80, 4)))
-    for spans, out in run_ranks(rank, 2, deadline_s=30):
+    for spans, out in run_ranks(rank, 2, deadline_s=20):
         assert spans == FOURS
         assert out == alone
 
@@ -279,7 +279,7 @@ def test_lockstep_keeps_the_batches_of_the_users_own_batch_sampler() -> None:
     def rank(_: int) -> tuple[list[tuple[int, int]], str]:
         return _spans(Slow, DataLoader(Ids(80), batch_sampler=batches))
 
-    assert [spans for spans, _ in run_ranks(rank, 2, deadline_s=30)] == [FOURS] * 2
+    assert [spans for spans, _ in run_ranks(rank, 2, deadline_s=20)] == [FOURS] * 2
 
 
 @pytest.mark.parametrize("model", [Slow, NormInEvaluation])
@@ -287,7 +287,7 @@ def test_lockstep_cuts_batches_anew_where_nothing_forbids_it(model: type[Slow]) 
     def rank(_: int) -> tuple[list[tuple[int, int]], str]:
         return _spans(model, ids(80, 4))
 
-    for spans, out in run_ranks(rank, 2, deadline_s=30):
+    for spans, out in run_ranks(rank, 2, deadline_s=20):
         assert spans != FOURS
         assert min(stop - start for start, stop in spans) < 4
         assert max(stop - start for start, stop in spans) == 4
@@ -307,7 +307,7 @@ def test_max_micro_batch_size_bounds_the_batches_that_lockstep_cuts(model: type[
         by_argument = _spans(model, ids(80, 4), max_micro_batch_size=size)
         return [by_argument, _spans(model, ids(80, 4), config=HybridConfig(max_micro_batch_size=size))]
 
-    for runs in run_ranks(rank, 2, deadline_s=30):
+    for runs in run_ranks(rank, 2, deadline_s=20):
         for spans, out in runs:
             assert out == repr(list(torch.arange(80.0, dtype=torch.float64).split(4)))
             assert spans[:2] == FOURS[:2]  # the first steps are the user's own
@@ -322,7 +322,7 @@ def test_smaller_micro_batches_lose_no_sample_in_evaluation() -> None:
         runs = (the_trainer.validate, the_trainer.test)
         return [run(Steps("step", step_s=0.001), ids(40, 4), verbose=False)[0]["count"] for run in runs]
 
-    assert run_ranks(rank, 2, deadline_s=30) == [[40, 40]] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [[40, 40]] * 2
 
 
 # --- sharded strategies ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Slow(Logs, Echo):
     """Rank 1 is three times slower."""
 
     def wait(self) -> None:
-        time.sleep(0.003 * (3 if self.global_rank == 1 else 1))  # the emulated device
+        time.sleep(0.005 * (3 if self.global_rank == 1 else 1))  # the emulated device
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         self.wait()
@@ -120,7 +120,7 @@ def test_every_stage_is_logged_by_any_loggers(kind: str, tmp_path: Path) -> None
         the_trainer = trainer(2, logger=LOGGERS[kind](tmp_path), log_every_n_steps=1)
         return [bool(getattr(the_trainer, stage)(Slow(), ids(40)) or stage == "test") for stage in STAGES]
 
-    assert run_ranks(rank, 2, deadline_s=30) == [[True] * 3] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [[True] * 3] * 2
     logged = []
     if "CSV" in kind:
         logged.append(_csv_columns(tmp_path))
@@ -151,7 +151,7 @@ def test_two_batches_per_stage_are_logged_in_every_stage(every: int, tmp_path: P
         def wait(self) -> None:
             pass
 
-    run_ranks(rank, 2, deadline_s=30)
+    run_ranks(rank, 2, deadline_s=20)
     columns = _csv_columns(tmp_path)
     for stage in STAGES:
         steps = [step for step, _ in columns[f"balance/{stage}/throughput_samples_per_s"]]
@@ -164,7 +164,7 @@ def test_long_interval_still_logs_once_at_the_end(tmp_path: Path) -> None:
     def rank(_: int) -> None:
         trainer(2, logger=_csv(tmp_path), log_every_n_steps=50).predict(Slow(), ids(9))
 
-    run_ranks(rank, 2, deadline_s=30)
+    run_ranks(rank, 2, deadline_s=20)
     assert [step for step, _ in _csv_columns(tmp_path)["balance/predict/share_frac/replica1"]] == [9]
 
 
@@ -175,7 +175,7 @@ def test_interval_is_the_trainers(tmp_path: Path) -> None:
         first = balance_of(the_trainer).statistics.replicas[0]
         return first.steps, len(_csv_columns(tmp_path)["balance/predict/throughput_samples_per_s"])
 
-    (steps, rows), _ = run_ranks(rank, 2, deadline_s=30)
+    (steps, rows), _ = run_ranks(rank, 2, deadline_s=20)
     assert rows in (steps // 5, steps // 5 + 1)  # the last one may be written in place of an equal step's
 
 
@@ -187,7 +187,7 @@ def test_steps_of_a_tag_never_decrease_over_two_runs_on_one_trainer(kind: str, t
         the_trainer.validate(Slow(), ids(6), verbose=False)
         the_trainer.predict(Slow(), ids(12))
 
-    run_ranks(rank, 2, deadline_s=30)
+    run_ranks(rank, 2, deadline_s=20)
     columns = _csv_columns(tmp_path) if kind == "CSV" else _tensorboard_columns(tmp_path)
     for key, points in columns.items():
         steps = [step for step, _ in points]
@@ -203,7 +203,7 @@ def test_x_axis_goes_on_counting_from_loader_to_loader(tmp_path: Path) -> None:
     def rank(_: int) -> None:
         trainer(2, logger=_csv(tmp_path), log_every_n_steps=1).predict(Slow(), [ids(20), ids(20)])
 
-    run_ranks(rank, 2, deadline_s=30)
+    run_ranks(rank, 2, deadline_s=20)
     steps = [step for step, _ in _csv_columns(tmp_path)["balance/predict/throughput_samples_per_s"]]
     assert steps[-1] == 40
     assert any(step < 20 for step in steps)
@@ -216,7 +216,7 @@ def test_x_axis_inside_fit_is_the_global_step(kind: str, tmp_path: Path) -> None
         the_trainer = trainer(2, logger=LOGGERS[kind](tmp_path), log_every_n_steps=2, max_epochs=3)
         the_trainer.fit(Fits(), ids(8), ids(10))
 
-    run_ranks(rank, 2, deadline_s=30)
+    run_ranks(rank, 2, deadline_s=20)
     columns = _csv_columns(tmp_path) if kind == "CSV" else _tensorboard_columns(tmp_path)
     steps = [step for step, _ in columns["balance/validate/throughput_samples_per_s"]]
     assert set(steps) == {2, 4, 6}  # two training steps an epoch; the sanity check is left out
@@ -235,7 +235,7 @@ def test_only_rank_zero_writes(tmp_path: Path) -> None:
         trainer(2, logger=logger, log_every_n_steps=1).predict(Slow(), ids(12))
         return logger.calls
 
-    zero, one = run_ranks(rank, 2, deadline_s=30)
+    zero, one = run_ranks(rank, 2, deadline_s=20)
     assert zero > 1
     assert one == 0
 
@@ -251,7 +251,7 @@ def test_logger_that_raises_is_named_once_and_does_not_end_the_run(tmp_path: Pat
             out = flat(the_trainer.predict(Slow(), ids(20)))
         return out, said, list(_csv_columns(tmp_path))
 
-    (out, said, columns), (other, silent, _) = run_ranks(rank, 2, deadline_s=30)
+    (out, said, columns), (other, silent, _) = run_ranks(rank, 2, deadline_s=20)
     assert out == other == list(map(float, range(20)))
     assert len(said) == 1
     assert "Broken" in said[0]
@@ -267,7 +267,7 @@ def test_fast_dev_run_writes_nothing_and_does_not_raise(tmp_path: Path) -> None:
         the_trainer.validate(Slow(), ids(8), verbose=False)
         return flat(the_trainer.predict(Slow(), ids(8)))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [[0, 1], [2, 3]]
+    assert run_ranks(rank, 2, deadline_s=20) == [[0, 1], [2, 3]]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -282,7 +282,7 @@ def test_users_own_values_are_logged_beside_ours(tmp_path: Path) -> None:
     def rank(_: int) -> None:
         trainer(2, logger=_csv(tmp_path)).validate(Slow(), ids(7), verbose=False)
 
-    run_ranks(rank, 2, deadline_s=30)
+    run_ranks(rank, 2, deadline_s=20)
     columns = _csv_columns(tmp_path)
     assert [value for _, value in columns["val"]] == [3.0]
     assert _keys("validate") <= columns.keys()
@@ -297,7 +297,7 @@ def test_straggler_is_told_as_text_in_tensorboard_and_in_a_file_beside_the_csv(t
         the_trainer.predict(Slow(), ids(60))
         the_trainer.validate(Slow(), ids(60), verbose=False)
 
-    run_ranks(rank, 2, deadline_s=30)
+    run_ranks(rank, 2, deadline_s=20)
     events = _events(tmp_path)
     file = (tmp_path / "csv" / "run" / "recommendations.md").read_text()
     for stage in ("predict", "validate"):
@@ -316,7 +316,7 @@ def test_equal_ranks_get_no_text(tmp_path: Path) -> None:
     def rank(_: int) -> None:
         trainer(2, logger=[_csv(tmp_path), _tensorboard(tmp_path)]).predict(Equal(), ids(60))
 
-    run_ranks(rank, 2, deadline_s=30)
+    run_ranks(rank, 2, deadline_s=20)
     assert [tag for tag in _events(tmp_path).Tags()["tensors"] if "recommendations" in tag] == []
     assert not (tmp_path / "csv" / "run" / "recommendations.md").exists()
 
@@ -340,7 +340,7 @@ def test_table_is_printed_once_on_rank_zero_with_the_recommendation() -> None:
             _printed(lambda: the_trainer.test(Slow(), [ids(20), ids(10)], verbose=False)),
         ]
 
-    zero, one = run_ranks(rank, 2, deadline_s=30)
+    zero, one = run_ranks(rank, 2, deadline_s=20)
     assert [text.count("lightning_hybrid, ") for text in zero] == [1, 1, 2]
     assert "lightning_hybrid, predict, queue mode: 60 of 60 samples in" in zero[0]
     assert "lightning_hybrid, validate, queue mode: 30 of 30 samples in" in zero[1]
@@ -355,7 +355,7 @@ def test_nothing_is_printed_in_fit_nor_on_one_device() -> None:
     def rank(_: int) -> str:
         return _printed(lambda: trainer(2, max_epochs=2).fit(Fits(), ids(8), ids(10)))
 
-    assert ["lightning_hybrid" in text for text in run_ranks(rank, 2, deadline_s=30)] == [False, False]
+    assert ["lightning_hybrid" in text for text in run_ranks(rank, 2, deadline_s=20)] == [False, False]
     assert "lightning_hybrid" not in _printed(lambda: trainer(1).predict(Slow(), ids(5)))
 
 
@@ -390,7 +390,7 @@ def test_tqdm_bar_ends_at_the_global_number_of_batches(stage: str, mode: str) ->
         getattr(the_trainer, stage)(Slow(), ids(41))
         return watcher.found
 
-    zero, _ = run_ranks(rank, 2, deadline_s=30)
+    zero, _ = run_ranks(rank, 2, deadline_s=20)
     assert zero == [(21, 21)]
 
 
@@ -409,7 +409,7 @@ def test_tqdm_bar_counts_up_with_all_ranks_and_never_back() -> None:
         trainer(2, bar, enable_progress_bar=True).predict(Slow(), ids(300, 2))
         return bar.counts
 
-    counts, _ = run_ranks(rank, 2, deadline_s=30)
+    counts, _ = run_ranks(rank, 2, deadline_s=20)
     assert counts == sorted(counts)
     assert counts[-1] == 150
     # the middle of this rank's steps is the middle of the run, though it runs three quarters of the batches
@@ -432,7 +432,7 @@ def test_tqdm_bar_of_several_loaders_ends_at_each_loaders_own_number() -> None:
         trainer(2, bar, enable_progress_bar=True).predict(Slow(), [ids(20), ids(41), ids(6)])
         return bar.ends
 
-    zero, _ = run_ranks(rank, 2, deadline_s=30)
+    zero, _ = run_ranks(rank, 2, deadline_s=20)
     assert zero[2] == (3, 3)
     assert {loader: total for loader, (_, total) in zero.items()} == {0: 10, 1: 21, 2: 3}
     assert {loader: n for loader, (n, _) in zero.items()} == {0: 10, 1: 21, 2: 3}
@@ -451,7 +451,7 @@ def test_rich_bar_ends_at_the_global_number_of_batches(stage: str) -> None:
         getattr(trainer(2, watcher, bar, enable_progress_bar=True), stage)(Slow(), ids(41))
         return watcher.found
 
-    zero, _ = run_ranks(rank, 2, deadline_s=30)
+    zero, _ = run_ranks(rank, 2, deadline_s=20)
     assert zero == [(21, 21)]
 
 
@@ -466,7 +466,7 @@ def test_bar_of_the_users_own_that_needs_the_batch_still_gets_it() -> None:
     def rank(_: int) -> list[float]:
         return flat(trainer(2, Own(), enable_progress_bar=True).predict(Slow(), ids(20)))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [list(map(float, range(20)))] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [list(map(float, range(20)))] * 2
 
 
 # --- the Trainer's other settings ------------------------------------------------------------------------------------
@@ -499,4 +499,4 @@ def test_other_settings_of_the_trainer_change_nothing(settings: dict[str, Any]) 
     def rank(_: int) -> list[float]:
         return flat(trainer(2, **settings).predict(Model(), ids(9)))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [list(map(float, range(9)))] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [list(map(float, range(9)))] * 2

@@ -52,7 +52,7 @@ def test_strategy_adds_the_callback_once(make: Any) -> None:
         return len(_balancers(the_trainer)), first, second, values["count"], len(balancer.statistics.replicas)
 
     want = (1, list(map(float, range(7))), list(map(float, range(9))), 7.0, 2)
-    assert run_ranks(rank, 2, deadline_s=30) == [want] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [want] * 2
 
 
 @pytest.mark.parametrize("make", [lambda: "hybrid_ddp", lambda: HybridDDPStrategy()], ids=["by name", "as object"])
@@ -66,7 +66,7 @@ def test_strategy_leaves_the_users_callback_alone(make: Any) -> None:
         assert users.statistics.mode == "lockstep"
         return _balancers(the_trainer) == [users], out
 
-    assert run_ranks(rank, 2, deadline_s=30) == [(True, list(map(float, range(7))))] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [(True, list(map(float, range(7))))] * 2
 
 
 def test_strategy_takes_ddps_arguments_and_trains() -> None:
@@ -90,14 +90,14 @@ def test_strategy_takes_ddps_arguments_and_trains() -> None:
         the_trainer.fit(Fits(), ids(8), ids(7))
         return the_trainer.callback_metrics["count"].item(), isinstance(strategy, pl.strategies.DDPStrategy)
 
-    assert run_ranks(rank, 2, deadline_s=30) == [(7.0, True)] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [(7.0, True)] * 2
 
 
 def test_strategy_does_nothing_where_everything_is_switched_off() -> None:
     def rank(_: int) -> list[float]:
         return flat(_trainer(strategy="hybrid_ddp").predict(Echo(), ids(7)))
 
-    assert run_ranks(rank, 2, deadline_s=30, env={"LIGHTNING_HYBRID": "0"}) == [[0, 2, 4, 6], [1, 3, 5]]
+    assert run_ranks(rank, 2, deadline_s=20, env={"LIGHTNING_HYBRID": "0"}) == [[0, 2, 4, 6], [1, 3, 5]]
 
 
 def test_registered_strategy_says_what_it_is() -> None:
@@ -124,7 +124,7 @@ def test_elastic_job_goes_on_with_another_number_of_ranks_than_devices(devices: 
         return out, the_trainer.world_size, len(balancer.statistics.replicas), values["count"]
 
     if devices == 4:
-        for text in run_ranks(stock, 2, env=ELASTIC, deadline_s=30, expect_failure=True):
+        for text in run_ranks(stock, 2, env=ELASTIC, deadline_s=20, expect_failure=True):
             assert "does not match the world size (2)" in str(text)
     assert run_ranks(rank, 2, env=ELASTIC, deadline_s=12) == [(list(map(float, range(7))), 2, 2, 7.0)] * 2
 
@@ -133,7 +133,7 @@ def test_elastic_job_with_the_right_number_of_devices_is_as_ever() -> None:
     def rank(_: int) -> list[float]:
         return flat(_trainer(devices=2, strategy="hybrid_ddp").predict(Echo(), ids(7)))
 
-    assert run_ranks(rank, 2, env=ELASTIC, deadline_s=30) == [list(map(float, range(7)))] * 2
+    assert run_ranks(rank, 2, env=ELASTIC, deadline_s=20) == [list(map(float, range(7)))] * 2
 
 
 # --- two packages ----------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_callback_works_in_a_trainer_of_the_other_package(mode: str) -> None:
         values = the_trainer.validate(Foreign(), ids(7), verbose=False)
         return [flat(b) for b in batches], callback.calls, values
 
-    outcomes = run_ranks(rank, 2, deadline_s=30)
+    outcomes = run_ranks(rank, 2, deadline_s=20)
     for found, calls, values in outcomes:
         assert found == [list(map(float, range(n))) for n in (1, 2, 7, 8)]
         assert calls["end"] == 4
@@ -216,7 +216,7 @@ def test_writer_of_the_other_package_gets_indices_in_its_own_trainer() -> None:
         the_trainer.predict(Foreign(), DataLoader(Squares(7), batch_size=2, shuffle=True))
         return writer.pairs
 
-    pairs = [pair for rank in run_ranks(rank, 2, deadline_s=30) for pair in rank]
+    pairs = [pair for rank in run_ranks(rank, 2, deadline_s=20) for pair in rank]
     assert sorted(pairs) == [(i, float(i * i)) for i in range(7)]
 
 
@@ -227,7 +227,7 @@ def test_strategy_class_of_a_package_works_in_its_trainer(package: str) -> None:
         model: Any = Echo() if package == "lightning.pytorch" else Foreign()
         return flat(the_trainer.predict(model, ids(7))), len(_balancers(the_trainer))
 
-    assert run_ranks(rank, 2, deadline_s=30) == [(list(map(float, range(7))), 1)] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [(list(map(float, range(7))), 1)] * 2
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -244,7 +244,7 @@ def test_strategy_is_known_by_name_in_the_other_package_too() -> None:
         return flat(_trainer(pytorch_lightning, strategy="hybrid_ddp").predict(Foreign(), ids(7)))
 
     lightning_hybrid.HybridBalanceCallback  # noqa: B018 - registers for every package that is imported
-    assert run_ranks(rank, 2, deadline_s=30) == [list(map(float, range(7)))] * 2
+    assert run_ranks(rank, 2, deadline_s=20) == [list(map(float, range(7)))] * 2
 
 
 def test_users_subclass_of_trainer_is_recognised() -> None:

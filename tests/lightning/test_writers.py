@@ -94,7 +94,7 @@ def test_indices_are_those_of_the_rows_with_workers_and_without(kind: str) -> No
     def rank(_: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         return written(0), written(2)
 
-    (zero, zero_workers), (one, one_workers) = run_ranks(rank, 2, deadline_s=30)
+    (zero, zero_workers), (one, one_workers) = run_ranks(rank, 2, deadline_s=20)
     _check([zero, one], want)
     _check([zero_workers, one_workers], want)
 
@@ -110,7 +110,7 @@ def test_every_interval_gets_indices_whether_predictions_are_returned_or_not(int
     def rank(_: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         return written(True), written(False)
 
-    (zero, zero_none), (one, one_none) = run_ranks(rank, 2, deadline_s=30)
+    (zero, zero_none), (one, one_none) = run_ranks(rank, 2, deadline_s=20)
     _check([zero, one], range(7))
     _check([zero_none, one_none], range(7))
 
@@ -132,7 +132,7 @@ def test_indices_are_right_where_lockstep_cuts_batches_anew(num_workers: int) ->
         trainer(2, callback, writer).predict(Slow(), loader)
         return _written(writer), {stop - start for rank, start, stop in callback.plan.cells if rank == 1}
 
-    (zero, sizes), (one, _) = run_ranks(rank, 2, deadline_s=30)
+    (zero, sizes), (one, _) = run_ranks(rank, 2, deadline_s=20)
     _check([zero, one], range(300))
     assert min(sizes) < 4
 
@@ -144,7 +144,7 @@ def test_indices_are_right_where_batches_were_stolen_after_they_were_loaded() ->
         trainer(2, callback, writer).predict(Slow(), loader)
         return _written(writer), callback.statistics.replicas[0].cells_stolen
 
-    (zero, stolen), (one, _) = run_ranks(rank, 2, deadline_s=30)
+    (zero, stolen), (one, _) = run_ranks(rank, 2, deadline_s=20)
     _check([zero, one], range(90))
     assert stolen > 0
 
@@ -155,7 +155,7 @@ def test_rank_without_a_batch_writes_nothing() -> None:
         trainer(3, writer).predict(Echo(), DataLoader(Squares(2), batch_size=1))
         return _written(writer)
 
-    _check(run_ranks(rank, 3, deadline_s=30), range(2))
+    _check(run_ranks(rank, 3, deadline_s=20), range(2))
 
 
 def test_second_run_has_the_indices_of_its_own_loader() -> None:
@@ -168,7 +168,7 @@ def test_second_run_has_the_indices_of_its_own_loader() -> None:
         the_trainer.predict(Echo(), DataLoader(Squares(9), batch_size=2, sampler=range(8, -1, -1)))
         return _written(writer)
 
-    _check(run_ranks(rank, 2, deadline_s=30), range(9))
+    _check(run_ranks(rank, 2, deadline_s=20), range(9))
 
 
 def test_indices_of_several_loaders_are_kept_apart() -> None:
@@ -178,7 +178,7 @@ def test_indices_of_several_loaders_are_kept_apart() -> None:
         trainer(2, writer).predict(Echo(), loaders)
         return [_written(writer, loader) for loader in range(3)]
 
-    zero, one = run_ranks(rank, 2, deadline_s=30)
+    zero, one = run_ranks(rank, 2, deadline_s=20)
     for loader, n in enumerate((7, 5, 1)):
         _check([zero[loader], one[loader]], range(n))
 
@@ -223,7 +223,7 @@ def test_where_there_are_no_indices_no_other_loaders_are_given(kind: str, first:
     def rank(_: int) -> list[Any]:
         return [written("batch"), written("batch_and_epoch")]
 
-    zero, one = run_ranks(rank, 2, deadline_s=30)
+    zero, one = run_ranks(rank, 2, deadline_s=20)
     for (zero_none, zero_rows, zero_epoch), (one_none, one_rows, one_epoch) in zip(zero, one, strict=True):
         _check([zero_rows, one_rows], range(7))
         assert zero_none + one_none != []
@@ -237,7 +237,7 @@ def test_batches_that_the_dataset_makes_alone_have_no_indices() -> None:
         trainer(2, writer).predict(Echo(), DataLoader(Whole(5), batch_size=None))
         return [indices for _, indices, _ in writer.by_batch]
 
-    found = [indices for rank in run_ranks(rank, 2, deadline_s=30) for indices in rank]
+    found = [indices for rank in run_ranks(rank, 2, deadline_s=20) for indices in rank]
     assert len(found) == 5
     assert all(indices is None or indices == [] for indices in found)
 
@@ -252,7 +252,7 @@ def test_indices_are_the_users_keys() -> None:
         trainer(2, writer).predict(Echo(), DataLoader(Keyed(5), batch_size=2, sampler=list("abcde")))
         return _written(writer)
 
-    found = [pair for rank in run_ranks(rank, 2, deadline_s=30) for pair in rank]
+    found = [pair for rank in run_ranks(rank, 2, deadline_s=20) for pair in rank]
     assert sorted(found) == [(key, float(ord(key))) for key in "abcde"]
 
 
@@ -280,7 +280,7 @@ def test_memory_of_seen_indices_is_bounded(world: int) -> None:
         trainer(world, writer).predict(Echo(), DataLoader(Squares(200), batch_size=1), return_predictions=False)
         return writer.most
 
-    assert all(0 < most <= 8 for most in run_ranks(rank, world, deadline_s=30))
+    assert all(0 < most <= 8 for most in run_ranks(rank, world, deadline_s=20))
 
 
 def test_own_batch_sampler_of_indices_that_are_lists_of_numpy_integers() -> None:
