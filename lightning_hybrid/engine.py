@@ -6,7 +6,7 @@ closes here is `EpochRun._learn`: measured step times feed the speed model, and 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
@@ -56,7 +56,9 @@ class Engine:
         self.config, self.replica, self.num_replicas = config, replica, num_replicas
         self.probe, self.new_timer, self.collectives = probe, new_timer, CollectiveClock()
         self.current: EpochRun | None = None
-        """The epoch whose batch the loop runs now."""
+        """The epoch whose step runs, or ran last."""
+        self.when_finished: Callable[[EpochRun], None] = lambda _: None
+        """Called when the loop has run out of the work of an epoch."""
         self.epochs: list[EpochRun] = []
         """The epochs of the present run or validation, one per loader."""
         self._store, self._mode = store, mode
@@ -80,6 +82,10 @@ class Engine:
     def decide(self, stage: Stage, mode: Mode) -> None:
         """Fixes the mode of all later epochs of ``stage`` in this run."""
         self._decided[stage] = mode
+
+    def epoch_of(self, loader_idx: int) -> EpochRun | None:
+        """The present epoch of a loader, ``None`` where this package does not give out its batches."""
+        return next((epoch for epoch in self.epochs if epoch.spec.loader_idx == loader_idx), None)
 
     def fail(self, error: BaseException) -> None:
         """Tells the other replicas that this one cannot go on."""
@@ -113,6 +119,7 @@ class EpochRun:
         self.done: list[Work] = []
         """Works that were begun, in the order of the steps; ghosts are left out."""
         self._engine, self._mode = engine, mode
+        self._handed: deque[Work] = deque()  # batches whose step has not run: one, or more where the loop reads ahead
         self._work: Work | None = None
         self._steps_begun = 0
         self._collectives = CollectiveCounter()
@@ -121,7 +128,7 @@ class EpochRun:
         self._first_works = iter(probe_works(spec, engine.replica, engine.num_replicas) if works is None else [])
         self._dealer: Dealer | None = None if works is None else StaticDealer(works)
         replica, world = (engine.replica, engine.num_replicas) if works is None else (0, 1)
-        first_cell = min(spec.probe_rounds * world, spec.grid.num_cells)
+        first_cell = min(spec.first_rounds * world, spec.grid.num_cells)
         self._queue = SharedQueue(store, replica, world, first_cell, spec.grid.num_cells)
         self._board = Board(
             self._queue, replica, engine.config, read_device=engine.probe.read, watch=self._late_collective
@@ -150,8 +157,12 @@ class EpochRun:
                 return work
             if self._dealer is None:
                 raise Exhausted
+            if self._mode == "auto" and self.spec.prime_calls == 0:
+                # the loader reads further ahead than it said: to wait for the first step would be to wait for ever
+                self._settle("queue")
             if self._mode == "lockstep" and self.recorder.steps == 0:
                 self._learn(drain=True)  # the others wait for this replica's first speed
+                may_wait = may_wait and not self._handed
             return self._dealer.take(may_wait=may_wait)
 
     def begin(self, work: Work) -> bool:
@@ -159,8 +170,10 @@ class EpochRun:
         with self.recorder.own_time:
             if work.mode != "static" and not self._may_begin(work):
                 return False
-            self._engine.current = self
-            self._work = work
+            if work.ghost:  # it is run at once
+                self._handed.appendleft(work)
+            else:
+                self._handed.append(work)
             self.recorder.begin()
             if not work.ghost:
                 self.done.append(work)
@@ -171,15 +184,18 @@ class EpochRun:
         self.recorder.note_wait(seconds)
 
     def finish(self) -> None:
-        """Ends the epoch on this replica: no step runs here any more; waits until none runs elsewhere."""
-        if self._closed:
+        """Ends the epoch on this replica: no step runs here any more; waits until none runs elsewhere.
+
+        Does nothing while the loop still holds batches that it has read ahead.
+        """
+        if self._closed or self._handed:
             return
-        self._engine.current = None
         self._learn(drain=True)
         self.recorder.record(cells_stolen=self._cells_stolen, finished=True)
         if self._dealer is not None:
             self._dealer.finish()
         self.close()
+        self._engine.when_finished(self)
 
     def close(self) -> None:
         """Ends the background thread; safe to call twice and after an error."""
@@ -207,8 +223,8 @@ class EpochRun:
         Raises:
             CollectiveInQueueMode: the step issued a collective after the first steps in queue mode.
         """
-        work, timer = self._work, self.recorder.timer
-        assert work is not None, "a step runs outside of the loader's batches"
+        work, timer = self._handed.popleft(), self.recorder.timer
+        self._engine.current, self._work = self, work
         with self.recorder.own_time:
             before = self._collectives_at_start = self._collectives()
             waited_s = self._engine.collectives.waited_s
@@ -243,6 +259,11 @@ class EpochRun:
     def mode(self) -> Mode:
         """How the work is dealt out; while that is not decided, as a queue."""
         return "queue" if self._mode == "auto" else self._mode
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the loop holds a batch whose step has not run."""
+        return bool(self._handed)
 
     @property
     def is_balanced(self) -> bool:

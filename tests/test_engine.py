@@ -128,7 +128,7 @@ def run_batches(epoch: EpochRun, step: Step) -> tuple[list[Work], list[Work]]:
         run(work)
 
     feed = WorkFeed(epoch, epoch.spec.prime_calls)
-    for work in WorkIterator(LoaderStandIn(feed, epoch.spec.prime_calls), feed, epoch, run_ghost):
+    for work in WorkIterator(lambda: LoaderStandIn(feed, epoch.spec.prime_calls), feed, epoch, run_ghost):
         run(work)
         ran.append(work)
     return ran, ghosts
@@ -350,7 +350,7 @@ def test_the_slow_replica_runs_fewer_samples() -> None:
 def test_a_finished_epoch_knows_what_was_done() -> None:
     engine = engine_of()
     epoch = engine.balanced(spec_of(22), engine.open_store("predict", 0)[0])
-    assert epoch.figures.batches_done() == 0
+    assert epoch.figures.frac_done() == 0
     ran, _ = run_batches(epoch, lasting(0.0005))
 
     snapshot = epoch.snapshot()
@@ -360,7 +360,7 @@ def test_a_finished_epoch_knows_what_was_done() -> None:
         22,
         22,
     )
-    assert epoch.figures.batches_done() == 6
+    assert epoch.figures.frac_done() == 1
     assert [work.start for work in epoch.done] == [work.start for work in ran] == [0, 4, 8, 12, 16, 20]
     (record,) = snapshot.replicas
     assert record.finished

@@ -98,7 +98,9 @@ def straggler(snapshot: BalanceSnapshot, *, threshold_frac: float = 0.25) -> Rec
     """
     if threshold_frac < 0:
         raise ConfigError("threshold_frac", threshold_frac, "be at least 0")
-    speeds = {r.replica: speed for r in snapshot.replicas if (speed := r.mean_speed_per_s or r.speed_per_s)}
+    # a replica whose only step was its first has shown how long it warms up, not how fast it is
+    records = [record for record in snapshot.replicas if record.steps != 1]
+    speeds = {r.replica: speed for r in records if (speed := r.mean_speed_per_s or r.speed_per_s)}
     if len(speeds) < 2:
         return None
     slowest = min((r for r in snapshot.replicas if r.replica in speeds), key=lambda r: (speeds[r.replica], r.replica))

@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils._pytree import tree_leaves
 
 from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.runtime.dealing import Stage
@@ -90,6 +92,14 @@ def combined_mode(loaders: Any) -> str:
     return getattr(loaders, "_mode", "sequential") if type(loaders).__name__ == "CombinedLoader" else "sequential"
 
 
+def flat_loaders(loaders: Any) -> list[Any]:
+    """The loaders in any collection that the user may return."""
+    if type(loaders).__name__ == "CombinedLoader":
+        return list(loaders.flattened)
+    leaves: list[Any] = tree_leaves(loaders)
+    return leaves
+
+
 def raise_limit(trainer: Trainer, stage: Stage, loader_idx: int, num_batches: int) -> None:
     """Lets this rank run up to ``num_batches`` batches of a loader, and the progress bar count to there."""
     loop = loop_of(trainer, stage)
@@ -111,6 +121,12 @@ def log_every_n_steps(trainer: Any) -> int:
 def is_fast_dev_run(trainer: Any) -> bool:
     """Whether the Trainer has ``fast_dev_run``, which its connector sets."""
     return bool(trainer.fast_dev_run)
+
+
+def profiled(trainer: Any, action: str) -> AbstractContextManager[None]:
+    """Shows an action of ours in the Trainer's profiler, which its connector sets."""
+    context: AbstractContextManager[None] = trainer.profiler.profile(f"[lightning_hybrid].{action}")
+    return context
 
 
 def uses_distributed_sampler(trainer: Trainer) -> bool:
@@ -161,6 +177,24 @@ def call_step(trainer: Trainer, stage: Stage, batch: Any, loader_idx: int) -> No
         results = trainer._results
         assert results is not None
         results.batch = results.batch_size = None
+
+
+def num_loaders(trainer: Trainer, stage: Stage) -> int:
+    """How many loaders the loop of ``stage`` runs through."""
+    return int(loop_of(trainer, stage).num_dataloaders)
+
+
+def ended_loader(trainer: Trainer) -> int:
+    """Index of the loader whose epoch values are about to be computed."""
+    results = trainer._results
+    return 0 if results is None else results.dataloader_idx or 0
+
+
+def steps_at_most(trainer: Trainer, stage: Stage, loader_idx: int) -> int | float:
+    """How many batches of a loader this rank may run, and its progress bar counts to."""
+    loop = loop_of(trainer, stage)
+    limit: int | float = (loop.max_batches if stage == "predict" else loop._max_batches)[loader_idx]
+    return limit
 
 
 def leave_loader(trainer: Trainer, stage: Stage) -> None:

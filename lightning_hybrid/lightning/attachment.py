@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
 from collections.abc import Callable
@@ -18,13 +19,13 @@ from lightning_hybrid.core.state import ReplicaRecord
 from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
-from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan
+from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan, steps_at_most
 from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.probes.torch_device import probe_for
 from lightning_hybrid.runtime import results
 from lightning_hybrid.runtime.dealing import Stage
 from lightning_hybrid.runtime.metrics import combine
-from lightning_hybrid.runtime.store import open_store
+from lightning_hybrid.runtime.store import open_stores
 from lightning_hybrid.runtime.timing import timer_for
 
 if TYPE_CHECKING:
@@ -47,25 +48,29 @@ class Attachment:
 
     def __init__(self, trainer: Trainer, config: HybridConfig) -> None:
         self.trainer, self.config = trainer, config
+        mode = self._mode()  # may raise, on all ranks alike, so it comes before the first exchange
         self.package = _compat.package_of(trainer)
         kwargs: dict[str, int] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+        self._token: str = trainer.strategy.broadcast(uuid.uuid4().hex[:12])
         self.engine = Engine(
             config,
             replica=kwargs.get("rank", 0),
             num_replicas=kwargs.get("num_replicas", 1),
-            store=self._open_store,
+            store=open_stores(f"lightning_hybrid/{self._token}"),
             probe=probe_for(trainer.strategy.root_device),
             new_timer=lambda: timer_for(trainer.strategy.root_device, config.in_flight_steps),
-            mode=self._mode(),
+            mode=mode,
         )
         self.outputs: dict[int, tuple[Grid, list[results.Piece]]] = {}
         """For each loader of predict: the grid, and the pieces of the output that this rank holds."""
-        self._token: str = trainer.strategy.broadcast(uuid.uuid4().hex[:12])
         self.patches = Patches()
         self._said: set[str] = set()
         self._adopted: list[str] = []
         self._next_loader_idx = 0
         self._combined_mode = "sequential"
+        self._read_ahead = 0
+        self.indexed: set[int] = set()
+        """The loaders of the present stage whose batches have known dataset indices."""
         self._attach()
 
     def detach(self) -> None:
@@ -80,13 +85,16 @@ class Attachment:
         _compat.hook_loader_preparation(self.patches, self.trainer, self._preparing)
         _compat.hook_epoch_end(self.patches, self.trainer, self._ending)
         for stage in _STAGES:
-            _compat.hook_step(self.patches, self.trainer.strategy, stage, self._stepping)
+            _compat.hook_step(self.patches, self.trainer.strategy, stage, functools.partial(self._stepping, stage))
 
     def _noting_request(self, original: Callable[[], Any]) -> Callable[[], Any]:
         def request() -> Any:
             loaders = original()
             self._next_loader_idx = 0
             self._combined_mode = _compat.combined_mode(loaders)
+            # the loop reads one batch ahead where it cannot tell from a length which one is the last
+            self._read_ahead = 0 if all(map(live.will_have_length, _compat.flat_loaders(loaders))) else 1
+            self.indexed = set()
             return loaders
 
         return request
@@ -108,10 +116,12 @@ class Attachment:
 
         return prepare
 
-    def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _stepping(self, stage: Stage, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            epoch = self.engine.current
-            if epoch is None:
+            several = _compat.num_loaders(self.trainer, stage) > 1 and self._combined_mode == "sequential"
+            epoch = self.engine.epoch_of(args[-1] if several else 0)
+            if epoch is None or not epoch.has_batch:
+                self.engine.current = None
                 return original(*args, **kwargs)
             return epoch.run_step(lambda: original(*args, **kwargs), self._may_recut)
 
@@ -161,10 +171,21 @@ class Attachment:
             live.batches_itself(loader) or live.has_own_batch_sampler(loader) or self.config.batch_dependent is True
         )
         size = self.config.max_micro_batch_size or loader.batch_size
-        plan = LoaderPlan(stage=stage, loader_idx=loader_idx, deal=deal, max_size=None if keeps_batches else size)
+        plan = LoaderPlan(
+            stage=stage,
+            loader_idx=loader_idx,
+            deal=deal,
+            max_size=None if keeps_batches else size,
+            read_ahead=self._read_ahead,
+        )
+        if not live.batches_itself(loader):
+            self.indexed.add(loader_idx)
         length = live.num_batches(loader)
-        if length is not None and deal == "rotate":
-            length = -(-length // self.engine.num_replicas)
+        limit = _compat.limit_of(self.trainer, stage)
+        if length is None and (isinstance(limit, int) or limit == 1.0):
+            length = live.UNKNOWN_LENGTH  # known once the pass begins
+        elif length is not None:
+            length = steps_at_most(length, plan, loader, self.engine.num_replicas)
         copy, sampler = live.live_copy(
             loader,
             self.package,
@@ -184,11 +205,13 @@ class Attachment:
 
     def _end_loader(self) -> None:
         """Makes the epoch values of a loader exact, with one exchange of all ranks."""
-        logged = self.trainer._results
-        ended = 0 if logged is None else logged.dataloader_idx or 0
-        epoch = next((e for e in self.engine.epochs if e.spec.loader_idx == ended and e.figures.records is None), None)
-        if epoch is None or epoch.spec.stage == "predict":
+        epoch = self.engine.epoch_of(_compat.ended_loader(self.trainer))
+        if epoch is None or epoch.figures.records is not None or epoch.spec.stage == "predict":
             return
+        with _compat.profiled(self.trainer, "end_of_loader"):
+            self._end_epoch(epoch)
+
+    def _end_epoch(self, epoch: EpochRun) -> None:
         epoch.finish()
         stage = epoch.spec.stage
         mine = _compat.logged(self.trainer, stage) if epoch.is_balanced else {}
@@ -211,10 +234,11 @@ class Attachment:
     def end_predict(self) -> None:
         """Exchanges the outputs and puts the whole list into what `trainer.predict` returns."""
         self.outputs = {}
-        for epoch in self.engine.epochs:
-            self._conclude(epoch, {})
-            if self.trainer.predict_loop.return_predictions:
-                self._gather(epoch)
+        with _compat.profiled(self.trainer, "gather"):
+            for epoch in self.engine.epochs:
+                self._conclude(epoch, {})
+                if self.trainer.predict_loop.return_predictions:
+                    self._gather(epoch)
 
     def _gather(self, epoch: EpochRun) -> None:
         loader_idx, grid = epoch.spec.loader_idx, epoch.spec.grid
@@ -248,7 +272,9 @@ class Attachment:
             other = ReplicaRecord.from_json(text)
             by_replica.setdefault(other.replica, (other, works, theirs))
         ordered = [by_replica[replica] for replica in sorted(by_replica)]
-        epoch.figures.conclude([entry[0] for entry in ordered], [entry[1] for entry in ordered])
+        plan = epoch.figures.conclude([entry[0] for entry in ordered], [entry[1] for entry in ordered])
+        if epoch.is_balanced:
+            plan.validate(epoch.spec.grid.num_samples)
         return [entry[2] for entry in ordered]
 
     def _leads(self) -> bool:
@@ -258,9 +284,6 @@ class Attachment:
         return replicas.index(self.engine.replica) == dist.get_rank()
 
     # --- set-up -------------------------------------------------------------------------------------------------
-
-    def _open_store(self, prefix: str) -> Any:
-        return open_store(f"lightning_hybrid/{self._token}/{prefix}")
 
     def _mode(self) -> ModeOption:
         names = {cls.__name__ for cls in type(self.trainer.strategy).__mro__}

@@ -158,7 +158,8 @@ class HybridBalanceCallback(Callback):
             return
         owner = _ATTACHED.get(trainer, lambda: None)()
         if owner is not None and owner is not self:
-            _log.warning("a second HybridBalanceCallback in the same Trainer has no effect")
+            if trainer.is_global_zero:
+                _log.warning("a second HybridBalanceCallback in the same Trainer has no effect")
             return
         self._detach()
         _ATTACHED[trainer] = weakref.ref(self)
@@ -169,6 +170,7 @@ class HybridBalanceCallback(Callback):
                 self._reporter_trainer = weakref.ref(trainer)
             engine = self._attachment.engine
             self._reporter.hook_progress_bar(self._attachment.patches, lambda: engine.current)
+            engine.when_finished = self._reporter.fill_progress_bar
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Detaches from the Trainer."""
@@ -180,9 +182,11 @@ class HybridBalanceCallback(Callback):
             self._attachment.engine.fail(exception)
         self._detach()
 
-    def on_predict_batch_start(self, trainer: Trainer, *args: Any) -> None:
+    def on_predict_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Lets no writer see another loader's indices."""
-        if self._attachment is not None and self._attachment.engine.current is None:
+        if self._attachment is not None and dataloader_idx not in self._attachment.indexed:
             trainer.predict_loop.current_batch_indices = []
 
     def on_predict_batch_end(self, trainer: Trainer, *args: Any) -> None:
@@ -221,11 +225,13 @@ class HybridBalanceCallback(Callback):
 
     def _step(self) -> None:
         attachment, reporter = self._attachment, self._reporter
-        if attachment is None or reporter is None or attachment.engine.current is None:
+        if attachment is None or reporter is None or attachment.trainer.sanity_checking:
+            return
+        epoch = attachment.engine.current
+        if epoch is None:
             return
         start_s = time.perf_counter()
-        epoch = attachment.engine.current
-        reporter.step(epoch)
+        reporter.step(epoch, attachment.engine.epochs)
         epoch.recorder.add_overhead(time.perf_counter() - start_s)
 
     def _end_evaluation(self, *, quiet: bool = False) -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 from types import ModuleType
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.lightning import _compat
@@ -53,6 +53,20 @@ def num_batches(loader: DataLoader[Any]) -> int | None:
         return len(sampler)
     except (TypeError, NotImplementedError):
         return None
+
+
+UNKNOWN_LENGTH = 2**31
+"""What a loader says of its length as long as its batch sampler cannot tell."""
+
+
+def will_have_length(loader: object) -> bool:
+    """Whether the loader that the loop gets can say how long it is."""
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        return True
+    try:
+        return len(loader) >= 0  # type: ignore[arg-type]  # whether it has a length is the question
+    except (TypeError, NotImplementedError):
+        return False
 
 
 def read_grid(loader: DataLoader[Any], num_cells: int | None) -> Grid:

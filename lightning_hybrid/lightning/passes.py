@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from torch.utils.data import DataLoader
 
-from lightning_hybrid.core.errors import CoordinationTimeout, PlanError
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
+from lightning_hybrid.lightning.agreement import agree_on_grid, tell_the_others
 from lightning_hybrid.lightning.ghost import run_ghost
 from lightning_hybrid.runtime.dealing import EpochSpec, Stage
 from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
-from lightning_hybrid.runtime.store import Store
 from lightning_hybrid.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -40,6 +35,8 @@ class LoaderPlan:
     deal: Deal
     max_size: int | None
     """Most samples of a re-cut step, ``None`` where the user's batches stay as they are."""
+    read_ahead: int = 0
+    """How many batches the loop asks for before it runs the step of the first."""
 
 
 class LivePass:
@@ -53,15 +50,20 @@ class LivePass:
         self._prime_calls = live.prime_calls(loader)
         self._has_run = False
         self._cells = cells_to_run(trainer, engine, loader, plan)
-        if self._cells is not None and not trainer.sanity_checking:
-            _compat.raise_limit(trainer, plan.stage, plan.loader_idx, self._steps_at_most(self._cells))
+        if self._cells is None:
+            self._epoch = self._open()
+            self._cells = self._epoch.spec.grid.num_cells
+        if not trainer.sanity_checking:
+            _compat.raise_limit(
+                trainer, plan.stage, plan.loader_idx, steps_at_most(self._cells, plan, loader, engine.num_replicas)
+            )
 
     def batches(self, make_inner: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The batches that this rank runs."""
-        feed = WorkFeed(self, self._prime_calls)
+        feed = WorkFeed(self, self._prime_calls, type(self._loader).__name__)
         self._sampler.seen_batch_indices = live.BatchIndices()
         self._sampler.next_indices = lambda: self._indices(feed.next_work())
-        return WorkIterator(make_inner(), feed, self, self._ghost)
+        return WorkIterator(make_inner, feed, self, self._ghost)
 
     def take(self, *, may_wait: bool) -> Work | None:
         """The next work to load."""
@@ -105,10 +107,6 @@ class LivePass:
         run_ghost(self._trainer, self._plan.stage, batch, self._plan.loader_idx, is_first=not self._has_run)
         self._has_run = True
 
-    def _steps_at_most(self, cells: int) -> int:
-        world = self._engine.num_replicas
-        return -(-cells // world) if self._plan.deal == "rotate" else cells
-
     def _open(self) -> EpochRun:
         plan = self._plan
         balanced = plan.deal == "balance" and not self._trainer.sanity_checking
@@ -116,7 +114,11 @@ class LivePass:
             grid = live.read_grid(self._loader, self._cells)
             return self._engine.static(self._spec(grid, 0), self._static_works(grid))
         store, number = self._engine.open_store(plan.stage, plan.loader_idx)
-        grid = agree_on_grid(self._loader, self._cells, store, is_first=self._engine.replica == 0, engine=self._engine)
+        try:
+            grid = agree_on_grid(self._loader, self._cells, store, self._engine)
+        except Exception as error:
+            tell_the_others(store, self._engine.replica, error)
+            raise
         return self._engine.balanced(self._spec(grid, number), store)
 
     def _spec(self, grid: Grid, number: int) -> EpochSpec:
@@ -130,6 +132,7 @@ class LivePass:
             prime_calls=self._prime_calls,
             max_size=self._plan.max_size,
             probe_rounds=2 if in_fit else 1,
+            read_ahead=self._plan.read_ahead,
         )
 
     def _static_works(self, grid: Grid) -> list[Work]:
@@ -143,6 +146,15 @@ class LivePass:
         return [Work(*grid.span(cell), cell) for cell in cells]
 
 
+def steps_at_most(cells: int, plan: LoaderPlan, loader: DataLoader[Any], num_replicas: int) -> int:
+    """The most steps that one rank may take for ``cells`` batches of all ranks."""
+    if plan.deal == "rotate":
+        return -(-cells // num_replicas)
+    if plan.deal == "balance" and plan.max_size and loader.batch_size and plan.max_size < loader.batch_size:
+        return cells * loader.batch_size  # batches cut into single samples
+    return cells
+
+
 def cells_to_run(trainer: Trainer, engine: Engine, loader: DataLoader[Any], plan: LoaderPlan) -> int | None:
     """How many cells of the loader all ranks run together (each rank, for ``own``); ``None``: to its end, unknown."""
     total = live.num_batches(loader)
@@ -151,66 +163,3 @@ def cells_to_run(trainer: Trainer, engine: Engine, loader: DataLoader[Any], plan
     if isinstance(limit, int):
         return limit * ranks if total is None else min(total, limit * ranks)
     return None if total is None else int(total * limit)
-
-
-def agree_on_grid(
-    loader: DataLoader[Any], num_cells: int | None, store: Store, *, is_first: bool, engine: Engine
-) -> Grid:
-    """The grid of the pass, the same on every replica.
-
-    Where every rank computes it, the hashes are compared; a sampler that may differ between ranks is asked on replica
-    zero alone, and the others are told.
-
-    Raises:
-        PlanError: ranks hold different datasets or loaders.
-    """
-    if live.is_deterministic(loader):
-        grid = live.read_grid(loader, num_cells)
-        mine = f"{grid.num_samples} samples, {grid.num_cells} batches, hash {grid.digest}"
-        agreed = store.create("grid", mine.encode()).decode()
-        if agreed != mine:
-            raise PlanError(f"ranks disagree about the loader's batches: one has {agreed}, this one {mine}")
-        return grid
-    if is_first:
-        grid = live.read_grid(loader, num_cells)
-        publish_grid(store, grid)
-        return grid
-    return _await_grid(store, engine)
-
-
-_PART_BYTES = 2**22
-
-
-def publish_grid(store: Store, grid: Grid) -> None:
-    """Writes a grid to the store, in parts."""
-    plain = isinstance(grid.order, np.ndarray | range)
-    if not plain:
-        json.dumps(grid.order)  # what other ranks cannot be told raises here, not there
-    order = np.asarray(grid.order, dtype=np.int64).tobytes() if plain else json.dumps(grid.order).encode()
-    offsets = zlib.compress(grid.offsets.tobytes(), 1)
-    data = offsets + zlib.compress(order, 1)
-    parts = [data[i : i + _PART_BYTES] for i in range(0, len(data), _PART_BYTES)]
-    for i, part in enumerate(parts):
-        store.put(f"order/{i}", part)
-    store.put("order", json.dumps([len(parts), len(offsets), plain]).encode())
-
-
-def read_published_grid(store: Store) -> Grid | None:
-    """The grid that `publish_grid` wrote, ``None`` when it is not there yet."""
-    (head,) = store.get_many(["order"])
-    if head is None:
-        return None
-    count, split, plain = json.loads(head)
-    data = b"".join(part or b"" for part in store.get_many([f"order/{i}" for i in range(count)]))
-    offsets = np.frombuffer(zlib.decompress(data[:split]), dtype=np.int64)
-    order = zlib.decompress(data[split:])
-    return Grid(order=np.frombuffer(order, dtype=np.int64) if plain else json.loads(order), offsets=offsets)
-
-
-def _await_grid(store: Store, engine: Engine) -> Grid:
-    deadline_s = time.monotonic() + engine.config.claim_deadline_s
-    while (grid := read_published_grid(store)) is None:
-        if time.monotonic() > deadline_s:
-            raise CoordinationTimeout("waited claim_deadline_s for replica 0 to draw the order of the loader's samples")
-        time.sleep(engine.config.endgame_poll_s)
-    return grid

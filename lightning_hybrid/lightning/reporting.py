@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_hybrid.core.config import HybridConfig
@@ -36,13 +37,14 @@ class Reporter:
         self._samples_before = Counter[Stage]()
         self.recommendations: tuple[Recommendation, ...] = ()
 
-    def step(self, epoch: EpochRun) -> None:
+    def step(self, epoch: EpochRun, epochs: Sequence[EpochRun]) -> None:
         """Logs every ``log_every_n_steps`` of this rank."""
         self._follow_loggers()
         every = _compat.log_every_n_steps(self._trainer)
         if self._loggers and every > 0 and epoch.recorder.steps % every == 0:
             snapshot = epoch.snapshot()
-            self._report.log_snapshot(snapshot, self._x(snapshot))
+            earlier = sum(e.spec.grid.num_samples for e in epochs if e.spec.loader_idx < snapshot.loader_idx)
+            self._report.log_snapshot(snapshot, self._x(snapshot, earlier))
 
     def end(self, epochs: Sequence[EpochRun]) -> None:
         """Logs and prints the final figures of all loaders of a stage."""
@@ -72,7 +74,7 @@ class Reporter:
                 ) -> Any:
                     epoch: EpochRun | None = current()
                     if epoch is not None and epoch.spec.stage == stage and epoch.is_balanced:
-                        idx = max(idx, epoch.figures.batches_done() - 1)
+                        idx = max(idx, self._batches_done(epoch) - 1)
                     return original(trainer, module, outputs, batch, idx, *rest, **kw)
 
                 return counted
@@ -82,16 +84,25 @@ class Reporter:
     def fill_progress_bar(self, epoch: EpochRun) -> None:
         """Lets the progress bar arrive at its end, which other replicas may have reached."""
         bar: Any = self._trainer.progress_bar_callback
-        total = epoch.spec.grid.num_cells
-        if bar is None or not epoch.is_balanced or total == 0 or not _draws_bars(bar):
+        has_run = epoch.spec.grid.num_samples and epoch.recorder.steps
+        draw = None if bar is None else _drawing_hook(bar, _BAR_HOOKS[epoch.spec.stage])
+        if draw is None or not epoch.is_balanced or not has_run:
             return
-        hook = getattr(bar, _BAR_HOOKS[epoch.spec.stage])
-        hook(self._trainer, self._trainer.lightning_module, None, None, total - 1, epoch.spec.loader_idx)
+        total = self._bar_total(epoch)
+        draw(self._trainer, self._trainer.lightning_module, None, None, total - 1, epoch.spec.loader_idx)
 
-    def _x(self, snapshot: BalanceSnapshot) -> int:
+    def _bar_total(self, epoch: EpochRun) -> int:
+        return int(_compat.steps_at_most(self._trainer, epoch.spec.stage, epoch.spec.loader_idx))
+
+    def _batches_done(self, epoch: EpochRun) -> int:
+        """How far the progress bar is: to its end when all samples are done, whatever steps they took."""
+        return int(self._bar_total(epoch) * epoch.figures.frac_done())
+
+    def _x(self, snapshot: BalanceSnapshot, earlier: int = 0) -> int:
+        """Samples of this stage over the Trainer's life, ``earlier`` of them in earlier loaders of this run."""
         if self._in_fit():
             return self._trainer.global_step
-        return self._samples_before[snapshot.stage] + snapshot.samples_done
+        return self._samples_before[snapshot.stage] + earlier + snapshot.samples_done
 
     def _in_fit(self) -> bool:
         fn = self._trainer.state.fn
@@ -103,6 +114,9 @@ class Reporter:
             self._report = LoggerReport(self._loggers)
 
 
-def _draws_bars(bar: Any) -> bool:
-    """Whether it is one of Lightning's own bars, which take no notice of the batch."""
-    return any(cls.__name__ in {"TQDMProgressBar", "RichProgressBar"} for cls in type(bar).__mro__)
+def _drawing_hook(bar: Any, name: str) -> Callable[..., None] | None:
+    """Lightning's own hook of a progress bar, which takes no notice of the batch; a user's override is passed over."""
+    for cls in type(bar).__mro__:
+        if name in vars(cls) and cls.__name__ in {"TQDMProgressBar", "RichProgressBar"}:
+            return functools.partial(vars(cls)[name], bar)
+    return None

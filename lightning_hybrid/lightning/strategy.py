@@ -8,6 +8,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.lightning import _compat
 
 if TYPE_CHECKING:
@@ -38,6 +41,18 @@ class _HybridDDP:
         """Ranks on this node: as many as torchrun has started, else as many as ``devices`` names."""
         elastic = _elastic_ranks_on_node(getattr(self, "cluster_environment", None))
         return super().num_processes if elastic is None else elastic  # type: ignore[misc]  # DDPStrategy has it
+
+    @property
+    def root_device(self) -> torch.device:
+        """This rank's device; ranks beyond those that ``devices`` names get the devices that follow."""
+        devices: list[torch.device] = self.parallel_devices or []  # type: ignore[attr-defined]  # DDPStrategy has it
+        rank: int = self.local_rank  # type: ignore[attr-defined]  # DDPStrategy has it
+        if rank < len(devices):
+            return devices[rank]
+        kind = devices[0].type
+        if kind == "cuda" and rank >= torch.cuda.device_count():
+            raise ConfigError("devices", len(devices), f"leave a GPU for local rank {rank} that torchrun has started")
+        return torch.device("cpu") if kind == "cpu" else torch.device(kind, rank)
 
     def setup_environment(self) -> None:
         """Sets up the process group and adds the callback."""

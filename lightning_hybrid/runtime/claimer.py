@@ -56,7 +56,7 @@ class QueueDealer:
         self._thief = Thief(board, queue, self._peers, self._ranges)
         self._reserved_total = 0
         self._ahead = 0
-        self._starving = False
+        self._starving = self._finishing = False
         self._running: set[int] = set()
         self._done: list[Span] = []
         self._sweeper = Sweeper(queue, replica, config.lease_s) if config.lease_s is not None else None
@@ -123,6 +123,7 @@ class QueueDealer:
 
     def finish(self) -> None:
         """Waits until no replica runs any more, so that an alarm reaches this one before its next collective."""
+        self._finishing = True
         self._board.exchange_soon()
         with self._board.changed:
             self._board.wait(self._is_over, "the other replicas to finish")
@@ -181,11 +182,13 @@ class QueueDealer:
             return replace(published, done=tuple(self._done), held=tuple(held))
 
     def _errand(self) -> float:
-        if self._reserve() or self._restock():
+        if self._finishing:
+            self._board.look()
+        elif self._reserve() or self._restock():
             return 0.0
         step_s = self._board.record.step_s
         poll_s = self._config.endgame_poll_s if step_s is None else min(self._config.endgame_poll_s, 0.1 * step_s)
-        return max(poll_s, 1e-3) if self._starving else math.inf
+        return max(poll_s, 1e-3) if self._starving or self._finishing else math.inf
 
     def _reserve(self) -> bool:
         """Reserves what the loop will need next; whether anything was asked of the store."""

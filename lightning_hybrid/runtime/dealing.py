@@ -25,7 +25,8 @@ class EpochSpec:
 
     ``prime_calls`` is how many batches the loader asks for before it gives out the first (0 without workers).
     ``max_size`` is the most samples of a re-cut step, ``None`` where batches must not be cut anew. ``probe_rounds`` is
-    how many steps every replica takes before it is decided whether the user's step issues collectives.
+    how many steps every replica takes before it is decided whether the user's step issues collectives, and
+    ``read_ahead`` how many batches the loop asks for before it runs the step of the first.
     """
 
     stage: Stage
@@ -35,6 +36,12 @@ class EpochSpec:
     prime_calls: int = 0
     max_size: int | None = None
     probe_rounds: int = 1
+    read_ahead: int = 0
+
+    @property
+    def first_rounds(self) -> int:
+        """Steps of every replica that are dealt out before it is known how to deal."""
+        return self.probe_rounds + self.read_ahead
 
 
 def probe_works(spec: EpochSpec, replica: int, num_replicas: int) -> list[Work]:
@@ -42,7 +49,7 @@ def probe_works(spec: EpochSpec, replica: int, num_replicas: int) -> list[Work]:
     grid = spec.grid
     if grid.num_samples == 0:
         return []
-    cells = [k * num_replicas + replica for k in range(spec.probe_rounds)]
+    cells = [k * num_replicas + replica for k in range(spec.first_rounds)]
     return [Work(*grid.span(c), c) if c < grid.num_cells else ghost_work(grid, "static") for c in cells]
 
 

@@ -41,13 +41,12 @@ class EpochFigures:
         """This replica's newest record, with its device."""
         return next(record for record in self._newest() if record.replica == self._replica)
 
-    def batches_done(self) -> int:
-        """Batches of the grid that all replicas together have finished, as far as is known here."""
-        grid = self._spec.grid
-        samples = min(grid.num_samples, sum(record.samples for record in self._newest()))
-        return round(grid.num_cells * samples / grid.num_samples) if grid.num_samples else 0
+    def frac_done(self) -> float:
+        """Share of the samples that all replicas together have finished, as far as is known here, 0..1."""
+        total = self._spec.grid.num_samples
+        return min(1.0, sum(record.samples for record in self._newest()) / total) if total else 1.0
 
-    def conclude(self, records: list[ReplicaRecord], works: list[list[tuple[int, int]]]) -> None:
+    def conclude(self, records: list[ReplicaRecord], works: list[list[tuple[int, int]]]) -> Plan:
         """Takes in every replica's final record and works, so that all hold the same plan and statistics."""
         self.records = records
         cells = [
@@ -56,6 +55,7 @@ class EpochFigures:
             for start, stop in spans
         ]
         self.plan = Plan(tuple(sorted(cells, key=lambda cell: (cell.start, cell.replica))))
+        return self.plan
 
     def _newest(self) -> list[ReplicaRecord]:
         source = self._board.source

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from lightning_hybrid.core.errors import PlanError
 from lightning_hybrid.runtime.work import Exhausted, Work
 
 
@@ -41,10 +42,13 @@ class WorkFeed:
     Args:
         source: Who gives the works.
         prime_calls: How many indices the loader asks for before its first batch: ``num_workers * prefetch_factor``.
+        name: The loader's class, for messages.
     """
 
-    def __init__(self, source: WorkSource, prime_calls: int) -> None:
-        self._source, self._prime_calls = source, prime_calls
+    def __init__(self, source: WorkSource, prime_calls: int, name: str = "DataLoader") -> None:
+        self._source, self._prime_calls, self._name = source, prime_calls, name
+        self.is_exhausted = False
+        """Whether the source has no more work."""
         self._calls = 0
         self._in_loader: deque[Work] = deque()
 
@@ -58,6 +62,7 @@ class WorkFeed:
         try:
             work = self._choose()
         except Exhausted:
+            self.is_exhausted = True
             raise StopIteration from None
         if work is None:
             raise StopIteration
@@ -65,8 +70,21 @@ class WorkFeed:
         return work
 
     def loaded(self) -> Work:
-        """The work whose batch the loader just gave out."""
+        """The work whose batch the loader just gave out.
+
+        Raises:
+            PlanError: the loader gives out more batches than it asked indices for.
+        """
+        if not self._in_loader:
+            raise PlanError(
+                f"{self._name} gave out more batches than its sampler named, so it is not known which samples they"
+                " hold; make the batches in the batch sampler or in collate_fn"
+            )
         return self._in_loader.popleft()
+
+    def restart(self) -> None:
+        """Prepares for a new iterator of the same loader."""
+        self._calls = 0
 
     def _choose(self) -> Work | None:
         if self._prime_calls == 0:
@@ -86,7 +104,8 @@ class WorkIterator:
     """The batches that this replica runs, from the loader's own iterator.
 
     Args:
-        inner: The loader's iterator.
+        make_inner: Makes the loader's own iterator; again, should it end while there is work to come, because it was
+            told that there is none at that moment.
         feed: Which work each of its batches belongs to.
         source: Who gives the works.
         run_ghost: Runs a batch so that collectives match, and takes it back.
@@ -94,12 +113,14 @@ class WorkIterator:
 
     def __init__(
         self,
-        inner: Iterator[Any],
+        make_inner: Callable[[], Iterator[Any]],
         feed: WorkFeed,
         source: WorkSource,
         run_ghost: Callable[[Any], None],
     ) -> None:
-        self._inner, self._feed, self._source, self._run_ghost = inner, feed, source, run_ghost
+        self._make_inner, self._feed, self._source, self._run_ghost = make_inner, feed, source, run_ghost
+        self._inner = make_inner()
+        self._gave = True
         self._is_over = False
 
     def __iter__(self) -> WorkIterator:
@@ -122,10 +143,23 @@ class WorkIterator:
             raise StopIteration
         start_s = time.perf_counter()
         try:
-            return next(self._inner)
+            batch = self._next_of_inner()
         except StopIteration:
             self._is_over = True
             self._source.finish()
             raise
         finally:
             self._source.note_wait(time.perf_counter() - start_s)
+        self._gave = True
+        return batch
+
+    def _next_of_inner(self) -> Any:
+        while True:
+            try:
+                return next(self._inner)
+            except StopIteration:
+                if self._feed.is_exhausted or not self._gave:
+                    raise
+                self._gave = False
+                self._feed.restart()
+                self._inner = self._make_inner()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -121,12 +121,16 @@ class _Translated:
             ) from error
 
 
-def open_store(prefix: str) -> Store:
-    """A client of the process group's own store, or an in-process store where there is no process group."""
+def open_stores(prefix: str) -> Callable[[str], Store]:
+    """Makes stores below ``prefix`` on one client of the process group's own store.
+
+    Without a process group every store is an in-process one. The client is opened now, while all ranks are alive: a
+    connection to a rank that has ended would wait as long as the process group's timeout.
+    """
     if not (dist.is_available() and dist.is_initialized()):
-        return InProcessStore()
-    default = dist.distributed_c10d._get_default_store()
-    return TorchStore(_own_client(default), prefix)
+        return lambda _: InProcessStore()
+    client = _own_client(dist.distributed_c10d._get_default_store())
+    return lambda name: TorchStore(client, f"{prefix}/{name}")
 
 
 def _own_client(store: TorchDistributedStore) -> TorchDistributedStore:

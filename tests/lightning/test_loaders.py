@@ -261,7 +261,7 @@ def test_sampler_may_yield_keys_that_are_no_numbers(keys: list[Any]) -> None:
 
 
 def test_keys_that_cannot_be_sent_give_an_error_before_the_first_batch() -> None:
-    keys = [frozenset({i}) for i in range(4)]
+    keys = [lambda i=i: i for i in range(4)]  # a function without a name cannot be pickled
     dataset = Keyed({key: float(i) for i, key in enumerate(keys)})
 
     class Counts(Echo):

@@ -404,6 +404,10 @@ def test_tqdm_bar_counts_up_with_all_ranks_and_never_back() -> None:
             super().on_predict_batch_end(*args, **kwargs)
             self.counts.append(self.predict_progress_bar.n)
 
+        def on_predict_end(self, *args: Any) -> None:
+            self.counts.append(self.predict_progress_bar.n)
+            super().on_predict_end(*args)
+
     def rank(_: int) -> list[float]:
         bar = Steps()
         trainer(2, bar, enable_progress_bar=True).predict(Slow(), ids(300, 2))
@@ -422,10 +426,22 @@ def test_tqdm_bar_of_several_loaders_ends_at_each_loaders_own_number() -> None:
             super().__init__()
             self.ends: dict[int, tuple[float, float]] = {}
 
-        def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> None:
-            super().on_predict_batch_end(*args, **kwargs)
-            loader = args[5] if len(args) > 5 else kwargs.get("dataloader_idx", 0)
-            self.ends[loader] = (self.predict_progress_bar.n, self.predict_progress_bar.total)
+            self.loader = 0
+
+        def on_predict_batch_start(
+            self, trainer: Any, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        ) -> None:
+            if dataloader_idx != self.loader:
+                self._note_end()
+                self.loader = dataloader_idx
+            super().on_predict_batch_start(trainer, module, batch, batch_idx, dataloader_idx)
+
+        def on_predict_end(self, *args: Any) -> None:
+            self._note_end()
+            super().on_predict_end(*args)
+
+        def _note_end(self) -> None:
+            self.ends[self.loader] = (self.predict_progress_bar.n, self.predict_progress_bar.total)
 
     def rank(_: int) -> dict[int, tuple[float, float]]:
         bar = Totals()

@@ -106,7 +106,7 @@ class Replica:
         self.board.start()
         try:
             feed = WorkFeed(self, self.prefetch)
-            for work in WorkIterator(LoaderStandIn(feed, self.prefetch), feed, self, self._no_ghosts):
+            for work in WorkIterator(lambda: LoaderStandIn(feed, self.prefetch), feed, self, self._no_ghosts):
                 start_s = time.perf_counter()
                 step(work)
                 self._learn(time.perf_counter() - start_s)

@@ -71,7 +71,7 @@ def iterator_of(
     source: ScriptedSource, prime_calls: int, run_ghost: Callable[[Any], None] = lambda _batch: None
 ) -> WorkIterator:
     feed = WorkFeed(source, prime_calls)
-    return WorkIterator(LoaderStandIn(feed, prime_calls), feed, source, run_ghost)
+    return WorkIterator(lambda: LoaderStandIn(feed, prime_calls), feed, source, run_ghost)
 
 
 # --- WorkFeed without workers ---------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_an_error_of_the_loader_passes_and_is_not_the_end() -> None:
             raise RuntimeError("a sample is broken")
 
     source = ScriptedSource([cell(0)])
-    iterator = WorkIterator(Broken(), WorkFeed(source, 0), source, lambda _batch: None)
+    iterator = WorkIterator(Broken, WorkFeed(source, 0), source, lambda _batch: None)
 
     with pytest.raises(RuntimeError, match="a sample is broken"):
         next(iterator)
@@ -282,7 +282,7 @@ def test_a_torch_loader_gives_the_same_batches_as_the_stand_in(workers: int, pre
         multiprocessing_context="fork" if workers else None,
         timeout=30 if workers else 0,
     )
-    batches = list(WorkIterator(iter(loader), feed, source, lambda _batch: None))
+    batches = list(WorkIterator(lambda: iter(loader), feed, source, lambda _batch: None))
 
     alike = ScriptedSource(script, stolen=[cell(5), cell(6)])
     works = list(iterator_of(alike, prime_calls))

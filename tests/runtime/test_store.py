@@ -15,7 +15,7 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import CoordinationTimeout
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.sharedqueue import SharedQueue
-from lightning_hybrid.runtime.store import InProcessStore, Store, TorchStore, open_store
+from lightning_hybrid.runtime.store import InProcessStore, Store, TorchStore, open_stores
 from tests.ranks import run_ranks
 from tests.runtime.servers import StoreServer
 
@@ -120,7 +120,7 @@ def test_keys_of_another_prefix_are_others() -> None:
 
 
 def test_without_a_process_group_the_store_is_in_process() -> None:
-    assert isinstance(open_store("run"), InProcessStore)
+    assert isinstance(open_stores("run")("0"), InProcessStore)
 
 
 # --- with a process group -------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_without_a_process_group_the_store_is_in_process() -> None:
 
 def count_together(rank: int, world: int) -> list[Any]:
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    store = open_store("run/0")
+    store = open_stores("run")("0")
     values = [store.add("n", 1) for _ in range(20)]
     agreed = store.create("grid", f"rank {rank}".encode())
     dist.barrier()
