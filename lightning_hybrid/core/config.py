@@ -50,7 +50,7 @@ class HybridConfig:
     reserve_frac: float = 0.25
     """Part of the time left that a replica may hold as cells which cannot be stolen."""
     reserve_ahead_s: float = 0.25
-    """Most seconds of work that a replica holds as cells which cannot be stolen."""
+    """Most seconds of work that a replica holds as cells which cannot be stolen; one cell may last longer."""
     publish_period_s: float = 0.2
     """How often a replica publishes its record and reads the others'."""
     endgame_poll_s: float = 0.01

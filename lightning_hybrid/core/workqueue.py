@@ -73,10 +73,13 @@ def reserve_size(
 ) -> int:
     """Cells that a replica may hold out of thieves' reach ahead of the running one; zero near the end.
 
+    One is allowed as long as it would surely end before all is done: behind a whole step that runs now.
+
     ``cells_left`` counts what no replica has reserved, ``all_cells_per_s`` is the speed of all replicas together.
     """
     time_left_s = cells_left / all_cells_per_s
-    return max(0, math.floor(min(reserve_frac * time_left_s, ahead_s) / step_s))
+    held_s = min(reserve_frac * time_left_s, ahead_s)
+    return max(math.floor(held_s / step_s), 1 if held_s > 0 and time_left_s >= 2 * step_s else 0)
 
 
 def declines(me: int, cells_left: int, steps_s: Sequence[float], busy_s: Sequence[float]) -> bool:

@@ -14,7 +14,7 @@ from lightning_hybrid.core.errors import CoordinationTimeout, PeerFailed, PlanEr
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.engine import Engine
 from lightning_hybrid.lightning import loader as live
-from lightning_hybrid.runtime.sharedqueue import Alarm
+from lightning_hybrid.runtime.sharedqueue import Alarm, raise_alarm, read_alarm
 from lightning_hybrid.runtime.store import Store
 
 _PART_BYTES = 2**22
@@ -46,7 +46,7 @@ def tell_the_others(store: Store, replica: int, error: Exception) -> None:
     """Ends the pass on the other replicas too, which may wait for this one."""
     if not isinstance(error, PeerFailed | CoordinationTimeout):
         reason = f"replica {replica} failed with {type(error).__name__}: {error}"
-        store.create("alarm", Alarm(reason, is_collective=False).to_bytes())
+        raise_alarm(store, Alarm(reason, is_collective=False))
 
 
 def publish_grid(store: Store, grid: Grid) -> None:
@@ -73,9 +73,9 @@ def read_published_grid(store: Store) -> Grid | None:
 def _await_grid(store: Store, engine: Engine) -> Grid:
     deadline_s = time.monotonic() + engine.config.claim_deadline_s
     while (grid := read_published_grid(store)) is None:
-        (alarm,) = store.get_many(["alarm"])
+        alarm = read_alarm(store)
         if alarm is not None:
-            raise PeerFailed(Alarm.from_bytes(alarm).reason)
+            raise PeerFailed(alarm.reason)
         if time.monotonic() > deadline_s:
             raise CoordinationTimeout("waited claim_deadline_s for replica 0 to draw the order of the loader's samples")
         time.sleep(engine.config.endgame_poll_s)

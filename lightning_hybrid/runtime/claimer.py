@@ -201,7 +201,7 @@ class QueueDealer:
             return False
         near_end = self._is_near_end()
         size = self._cells_to_reserve(held)
-        if size and near_end:
+        if size and (near_end or self._ahead == 0):
             self._board.look()  # what was published a period ago counts too many cells as left
             size = self._cells_to_reserve(held)
         if not size or (self._ahead == 0 and self._declines()):
@@ -247,7 +247,7 @@ class QueueDealer:
         mine = self._board.record.step_s
         if mine is None:
             return False
-        replicas = range(len(self._board.look()))
+        replicas = range(self._peers.world)
         steps_s = [mine if r == self._me else self._peers.step_s(r) for r in replicas]
         busy_s = [self._board.busy_s(r) for r in replicas]
         return workqueue.declines(self._me, self._unreserved_anywhere(), steps_s, busy_s)
@@ -262,7 +262,7 @@ class QueueDealer:
             speeds = self._peers.cells_per_s()
             size = workqueue.claim_size(self._queue.unclaimed, speeds[self._me], sum(speeds), self._config.claim_frac)
             return self._own(self._queue.claim(size))
-        if self._starving or (self._prefetch and unhanded == 0 and unbegun <= 1):
+        if self._starving or (unhanded == 0 and unbegun <= 1):
             return self._own(self._thief.steal(unbegun, is_idle=self._starving)) or self._sweep()
         return False
 

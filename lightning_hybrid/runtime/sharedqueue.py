@@ -4,7 +4,7 @@ Nothing here waits or decides; every method is one or two requests to the store.
 
 Keys below the epoch's prefix: ``queue`` is the counter of unclaimed cells; ``range/<owner>/<serial>`` the counter of
 one claimed range, whose head the owner reserves and whose tail thieves take; ``replica/<r>`` what replica ``r``
-publishes; ``orphan/<cell>`` who swept a lost cell; ``alarm`` the reason why the run must end.
+publishes; ``orphan/<cell>`` who swept a lost cell; ``alarm`` and ``alarm/reason`` that and why the run must end.
 """
 
 from __future__ import annotations
@@ -88,6 +88,23 @@ class Published:
         )
 
 
+QUIET = b"-"
+"""What is at ``alarm`` as long as there is none."""
+
+
+def raise_alarm(store: Store, alarm: Alarm) -> Alarm:
+    """Makes every replica that looks at the epoch's keys end the run; returns the alarm that was raised first."""
+    first = Alarm.from_bytes(store.create("alarm/reason", alarm.to_bytes()))
+    store.put("alarm", b"!")
+    return first
+
+
+def read_alarm(store: Store) -> Alarm | None:
+    """The alarm that was raised, ``None`` when there is none."""
+    (reason,) = store.get_many(["alarm/reason"])
+    return None if reason is None else Alarm.from_bytes(reason)
+
+
 class SharedQueue:
     """One replica's view of the queue of one epoch.
 
@@ -108,6 +125,7 @@ class SharedQueue:
         self.first_cell = first_cell
         self._size = max(0, num_cells - first_cell)
         self._serial = 0
+        self._has_published = False
         self.unclaimed = self._size
         """Cells that nobody had claimed when this replica last looked."""
 
@@ -159,6 +177,9 @@ class SharedQueue:
 
     def publish(self, published: Published) -> None:
         """Replaces what this replica tells the others."""
+        if not self._has_published:
+            self._has_published = True
+            self._store.create("alarm", QUIET)  # so that a look finds all of its keys, in one request
         self._store.put(self._peer_keys[self._replica], published.to_bytes())
 
     def look(self) -> list[Published | None]:
@@ -166,8 +187,8 @@ class SharedQueue:
 
         Raises the alarm of another replica, if there is one, through `alarm`.
         """
-        *peers, alarm = self._store.get_many([*self._peer_keys, "alarm"])
-        self.alarm = Alarm.from_bytes(alarm) if alarm else None
+        *peers, flag = self._store.get_many([*self._peer_keys, "alarm"])
+        self.alarm = None if flag in (None, QUIET) else read_alarm(self._store)
         return [Published.from_bytes(data) if data else None for data in peers]
 
     alarm: Alarm | None = None
@@ -175,7 +196,7 @@ class SharedQueue:
 
     def raise_alarm(self, alarm: Alarm) -> None:
         """Tells every replica to end the run; the first reason given counts."""
-        self.alarm = Alarm.from_bytes(self._store.create("alarm", alarm.to_bytes()))
+        self.alarm = raise_alarm(self._store, alarm)
 
     def _own(self, start: int, size: int) -> RangeKey:
         key = f"range/{self._replica}/{self._serial}"

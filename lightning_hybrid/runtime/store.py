@@ -80,6 +80,7 @@ class TorchStore:
     def __init__(self, store: TorchDistributedStore, prefix: str) -> None:
         # torch takes and gives bytes, its annotations say str
         self._store: Any = PrefixStore(prefix, store)
+        self._known: set[str] = set()  # keys are never deleted: one that was there need not be asked for again
 
     def add(self, key: str, amount: int) -> int:
         """Adds to the counter at ``key`` and returns its new value."""
@@ -100,7 +101,8 @@ class TorchStore:
         """The values at ``keys``, ``None`` where there is none."""
         with _Translated("get", str(list(keys))):
             # one request where all keys are there, as they are in all but the first moments of a run
-            if self._store.check(list(keys)):
+            if self._known.issuperset(keys) or self._store.check(list(keys)):
+                self._known.update(keys)
                 return [bytes(value) for value in self._store.multi_get(list(keys))]
             return [bytes(self._store.get(key)) if self._store.check([key]) else None for key in keys]
 
