@@ -179,11 +179,6 @@ def call_step(trainer: Trainer, stage: Stage, batch: Any, loader_idx: int) -> No
         results.batch = results.batch_size = None
 
 
-def num_loaders(trainer: Trainer, stage: Stage) -> int:
-    """How many loaders the loop of ``stage`` runs through."""
-    return int(loop_of(trainer, stage).num_dataloaders)
-
-
 def ended_loader(trainer: Trainer) -> int:
     """Index of the loader whose epoch values are about to be computed."""
     results = trainer._results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import uuid
 from collections.abc import Callable
@@ -69,6 +68,7 @@ class Attachment:
         self._next_loader_idx = 0
         self._combined_mode = "sequential"
         self._read_ahead = 0
+        self._is_told_the_loader = False
         self.indexed: set[int] = set()
         """The loaders of the present stage whose batches have known dataset indices."""
         self._attach()
@@ -85,15 +85,17 @@ class Attachment:
         _compat.hook_loader_preparation(self.patches, self.trainer, self._preparing)
         _compat.hook_epoch_end(self.patches, self.trainer, self._ending)
         for stage in _STAGES:
-            _compat.hook_step(self.patches, self.trainer.strategy, stage, functools.partial(self._stepping, stage))
+            _compat.hook_step(self.patches, self.trainer.strategy, stage, self._stepping)
 
     def _noting_request(self, original: Callable[[], Any]) -> Callable[[], Any]:
         def request() -> Any:
             loaders = original()
             self._next_loader_idx = 0
             self._combined_mode = _compat.combined_mode(loaders)
+            flat = _compat.flat_loaders(loaders)
+            self._is_told_the_loader = len(flat) > 1 and self._combined_mode == "sequential"
             # the loop reads one batch ahead where it cannot tell from a length which one is the last
-            self._read_ahead = 0 if all(map(live.will_have_length, _compat.flat_loaders(loaders))) else 1
+            self._read_ahead = 0 if all(map(live.will_have_length, flat)) else 1
             self.indexed = set()
             return loaders
 
@@ -116,10 +118,9 @@ class Attachment:
 
         return prepare
 
-    def _stepping(self, stage: Stage, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            several = _compat.num_loaders(self.trainer, stage) > 1 and self._combined_mode == "sequential"
-            epoch = self.engine.epoch_of(args[-1] if several else 0)
+            epoch = self.engine.epoch_of(args[-1] if self._is_told_the_loader else 0)
             if epoch is None or not epoch.has_batch:
                 self.engine.current = None
                 return original(*args, **kwargs)
