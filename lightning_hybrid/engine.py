@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from lightning_hybrid.core.config import HybridConfig, ModeOption
-from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, HybridError
+from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
 from lightning_hybrid.core.state import BalanceSnapshot, Mode
 from lightning_hybrid.probes.base import DeviceProbe
 from lightning_hybrid.runtime.board import Board
@@ -133,8 +133,9 @@ class EpochRun:
         self._board = Board(
             self._queue, replica, engine.config, read_device=engine.probe.read, watch=self._late_collective
         )
+        timer = engine.new_timer()
         self.recorder = StepRecorder(
-            engine.replica, engine.new_timer(), engine.config.speed_window_steps, lambda: self._board.waited_s
+            engine.replica, timer, engine.config.speed_window_steps, lambda: self._board.waited_s + timer.blocked_s
         )
         self._board.source = lambda: self.recorder.record(cells_stolen=self._cells_stolen)
         self.figures = EpochFigures(spec, engine.replica, self._board)
@@ -200,11 +201,12 @@ class EpochRun:
     def close(self) -> None:
         """Ends the background thread; safe to call twice and after an error."""
         self._closed = True
+        self._engine.collectives.remove()
         self._board.close()
 
     def fail(self, error: BaseException) -> None:
         """Tells the other replicas, as far as they can still be reached, that this one cannot go on."""
-        if self._closed or isinstance(error, HybridError):
+        if self._closed or isinstance(error, PeerFailed | CoordinationTimeout | CollectiveInQueueMode):
             return
         text = str(error).strip().splitlines()
         reason = f"replica {self._engine.replica} failed with {type(error).__name__}: {text[0] if text else ''}"
@@ -233,6 +235,8 @@ class EpochRun:
             output = step()
         except Exception as error:
             if self._mode == "queue" and self._collectives() != before:
+                with suppress(CoordinationTimeout):  # the others may have ended already
+                    self._queue.raise_alarm(Alarm(self._complaint(work), is_collective=True))
                 raise CollectiveInQueueMode(self._complaint(work)) from error
             raise
         self._collectives_at_start = None
@@ -306,15 +310,19 @@ class EpochRun:
         return dealer.mode == work.mode and dealer.begin(work)
 
     def _new_dealer(self, mode: Mode) -> Dealer:
-        with self._board.changed:
-            records = [peer.record for peer in self._board.peers if peer is not None]
-        prior = prior_from(records, self._engine.num_replicas, self._engine.config)
+        equal = [1.0] * self._engine.num_replicas
         dealer = new_dealer(
-            mode, self.spec, self._board, self._queue, self._engine.config, prior, released=lambda: self._mode != "auto"
+            mode, self.spec, self._board, self._queue, self._engine.config, equal, released=lambda: self._mode != "auto"
         )
         if isinstance(dealer, QueueDealer):
+            dealer.peers.newer_prior = self._prior
             dealer.before_wait = lambda: self._learn(drain=True)  # what is done must be known before a wait for all
         return dealer
+
+    def _prior(self) -> list[float]:
+        with self._board.changed:
+            records = [peer.record for peer in self._board.peers if peer is not None]
+        return prior_from(records, self._engine.num_replicas, self._engine.config)
 
     def _late_collective(self) -> str | None:
         """For the background thread: why the run must end, when the running step hangs in a collective."""

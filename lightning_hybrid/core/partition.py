@@ -44,9 +44,10 @@ def round_sizes(speeds: Sequence[float], max_size: int) -> list[int]:
         for largest in range(1, max_size + 1)
         for slack in (1.0, 1.03)  # without slack a replica slower by a thousandth gets one sample less
     ]
-    best_per_s = max(per_s for per_s, _ in rounds)
-    good = [sizes for per_s, sizes in rounds if per_s >= ROUND_EFFICIENCY * best_per_s]
-    return max(good, key=sum)
+    # never fewer samples than one full batch, or there would be more rounds than the loader has batches
+    full = [(per_s, sizes) for per_s, sizes in rounds if sum(sizes) >= max_size]
+    best_per_s = max(per_s for per_s, _ in full)
+    return max((sizes for per_s, sizes in full if per_s >= ROUND_EFFICIENCY * best_per_s), key=sum)
 
 
 def _round_of(speeds: Sequence[float], target_s: float, max_size: int) -> tuple[float, list[int]]:

@@ -48,7 +48,7 @@ def head_claim(value: int, size: int, num_cells: int) -> Span:
     """Cells won by adding ``size`` to the head, given the counter's ``value`` after the addition."""
     head, tail = taken(value)
     free_stop = max(0, num_cells - tail)
-    start = min(head - size, free_stop)
+    start = min(head - size, num_cells)  # not less where the tail overshot: what was won before stays won
     return Span(start, max(start, min(head, free_stop)))
 
 

@@ -8,6 +8,7 @@ import zlib
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from lightning_hybrid.core.errors import CoordinationTimeout, PeerFailed, PlanError
@@ -35,7 +36,8 @@ def agree_on_grid(loader: DataLoader[Any], num_cells: int | None, store: Store, 
         _compare(store, "grid", f"{grid.num_samples} samples, {grid.num_cells} batches, hash {grid.digest}")
         return grid
     _compare(store, "dataset", f"a dataset of {_length(loader.dataset)} samples")
-    if engine.replica == 0:
+    # a replica may have several ranks, and each would draw an order of its own
+    if not dist.is_initialized() or dist.get_rank() == 0:
         grid = live.read_grid(loader, num_cells)
         publish_grid(store, grid)
         return grid

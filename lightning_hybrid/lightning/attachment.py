@@ -138,7 +138,7 @@ class Attachment:
     # --- loaders ------------------------------------------------------------------------------------------------
 
     def _deal(self, loader: DataLoader[Any], stage: Stage, loader_idx: int) -> Deal | Literal["stock", "as it is"]:
-        """How a loader is dealt out; says why where it is not re-distributed (I7)."""
+        """How a loader is dealt out; says why where it is not re-distributed."""
         which = f"loader {loader_idx} of {stage}"
         alone = self.engine.num_replicas == 1
         if self._combined_mode != "sequential":

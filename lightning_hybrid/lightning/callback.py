@@ -162,8 +162,8 @@ class HybridBalanceCallback(Callback):
                 _log.warning("a second HybridBalanceCallback in the same Trainer has no effect")
             return
         self._detach()
-        _ATTACHED[trainer] = weakref.ref(self)
         self._attachment = Attachment(trainer, self.config)
+        _ATTACHED[trainer] = weakref.ref(self)
         if trainer.is_global_zero:
             if self._reporter is None or self._reporter_trainer is None or self._reporter_trainer() is not trainer:
                 self._reporter = Reporter(trainer, self.config)

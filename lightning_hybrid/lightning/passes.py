@@ -16,6 +16,7 @@ from lightning_hybrid.lightning.agreement import agree_on_grid, tell_the_others
 from lightning_hybrid.lightning.ghost import run_ghost
 from lightning_hybrid.runtime.dealing import EpochSpec, Stage
 from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
+from lightning_hybrid.runtime.lockstep import ghost_work
 from lightning_hybrid.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -143,7 +144,11 @@ class LivePass:
             # nothing of the sanity check is reported, and equal counts keep any collective of the step matched
             rounds = -(-grid.num_cells // self._engine.num_replicas)
             cells = [(k * self._engine.num_replicas + self._engine.replica) % grid.num_cells for k in range(rounds)]
-        return [Work(*grid.span(cell), cell) for cell in cells]
+        works = [Work(*grid.span(cell), cell) for cell in cells]
+        rounds = -(-grid.num_cells // self._engine.num_replicas)
+        if self._plan.stage == "predict":
+            return works
+        return works + [ghost_work(grid, "static")] * (rounds - len(works))  # their epoch-end collectives must match
 
 
 def steps_at_most(cells: int, plan: LoaderPlan, loader: DataLoader[Any], num_replicas: int) -> int:

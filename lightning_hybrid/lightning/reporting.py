@@ -35,13 +35,18 @@ class Reporter:
         self._report = LoggerReport(trainer.loggers)
         self._loggers = list(trainer.loggers)
         self._samples_before = Counter[Stage]()
+        self._logged: tuple[EpochRun, int] | None = None
         self.recommendations: tuple[Recommendation, ...] = ()
 
     def step(self, epoch: EpochRun, epochs: Sequence[EpochRun]) -> None:
         """Logs every ``log_every_n_steps`` of this rank."""
         self._follow_loggers()
         every = _compat.log_every_n_steps(self._trainer)
-        if self._loggers and every > 0 and epoch.recorder.steps % every == 0:
+        if not self._loggers or every <= 0:
+            return
+        due = (epoch, epoch.recorder.steps // every)
+        if due[1] > 0 and due != self._logged:
+            self._logged = due
             snapshot = epoch.snapshot()
             earlier = sum(e.spec.grid.num_samples for e in epochs if e.spec.loader_idx < snapshot.loader_idx)
             self._report.log_snapshot(snapshot, self._x(snapshot, earlier))
@@ -50,15 +55,17 @@ class Reporter:
         """Logs and prints the final figures of all loaders of a stage."""
         self._follow_loggers()
         in_fit = self._in_fit()
-        for epoch in epochs:
-            snapshot = epoch.snapshot()
-            self._report.log_snapshot(snapshot, self._x(snapshot))
-            found = straggler(snapshot, threshold_frac=self._config.straggler_threshold_frac)
-            self.recommendations = () if found is None else (found,)
-            self._report.log_recommendations(self.recommendations, self._x(snapshot), stage=snapshot.stage)
+        snapshots = [epoch.snapshot() for epoch in epochs]
+        found = (straggler(s, threshold_frac=self._config.straggler_threshold_frac) for s in snapshots)
+        self.recommendations = tuple(recommendation for recommendation in found if recommendation is not None)
+        for snapshot in snapshots:
+            x = self._x(snapshot)
+            self._report.log_snapshot(snapshot, x)
             if len(snapshot.replicas) > 1 and not in_fit:
-                print_table(snapshot, self.recommendations)
+                print_table(snapshot, self.recommendations if snapshot is snapshots[-1] else ())
             self._samples_before[snapshot.stage] += snapshot.samples_done
+        if snapshots:
+            self._report.log_recommendations(self.recommendations, x, stage=snapshots[-1].stage)
         self._report.close()
 
     def hook_progress_bar(self, patches: Patches, current: Any) -> None:

@@ -51,9 +51,9 @@ class QueueDealer:
     ) -> None:
         self._board, self._queue, self._grid, self._config = board, queue, grid, config
         self._me, self._prefetch, self._released = replica, prefetch, released
-        self._peers = Peers(board, replica, prior)
+        self.peers = Peers(board, replica, prior)
         self._ranges = OwnRanges(prefetch=prefetch)
-        self._thief = Thief(board, queue, self._peers, self._ranges)
+        self._thief = Thief(board, queue, self.peers, self._ranges)
         self._reserved_total = 0
         self._ahead = 0
         self._starving = self._finishing = False
@@ -164,7 +164,7 @@ class QueueDealer:
             # the others wait for this one's last word about what it has done
             mine = self._board.peers[self._me] if self._board.peers else None
             return mine is not None and mine.record.finished and self._is_exhausted()
-        return self._peers.all_finished()
+        return self.peers.all_finished()
 
     # --- on the background thread -------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class QueueDealer:
 
     def _is_near_end(self) -> bool:
         """Whether what is left takes so little time that a publishing period makes a difference."""
-        left_s = self._unreserved_anywhere() / sum(self._peers.cells_per_s())
+        left_s = self._unreserved_anywhere() / sum(self.peers.cells_per_s())
         return left_s < 5 * self._config.publish_period_s
 
     def _cells_to_reserve(self, held: int) -> int:
@@ -234,11 +234,11 @@ class QueueDealer:
         left = self._unreserved_anywhere()
         step_s = self._board.record.step_s
         if step_s is None:
-            return int(left > 4 * self._peers.world)
+            return int(left > 4 * self.peers.world)
         return workqueue.reserve_size(
             cells_left=left,
             step_s=step_s,
-            all_cells_per_s=sum(self._peers.cells_per_s()),
+            all_cells_per_s=sum(self.peers.cells_per_s()),
             reserve_frac=self._config.reserve_frac,
             ahead_s=self._config.reserve_ahead_s,
         )
@@ -247,8 +247,8 @@ class QueueDealer:
         mine = self._board.record.step_s
         if mine is None:
             return False
-        replicas = range(self._peers.world)
-        steps_s = [mine if r == self._me else self._peers.step_s(r) for r in replicas]
+        replicas = range(self.peers.world)
+        steps_s = [mine if r == self._me else self.peers.step_s(r) for r in replicas]
         busy_s = [self._board.busy_s(r) for r in replicas]
         return workqueue.declines(self._me, self._unreserved_anywhere(), steps_s, busy_s)
 
@@ -259,7 +259,7 @@ class QueueDealer:
         if unhanded > 1:
             return False
         if self._queue.unclaimed:
-            speeds = self._peers.cells_per_s()
+            speeds = self.peers.cells_per_s()
             size = workqueue.claim_size(self._queue.unclaimed, speeds[self._me], sum(speeds), self._config.claim_frac)
             return self._own(self._queue.claim(size))
         if self._starving or (unhanded == 0 and unbegun <= 1):
@@ -288,4 +288,4 @@ class QueueDealer:
 
     def _unreserved_anywhere(self) -> int:
         """Cells that no replica has reserved, as far as this one knows."""
-        return max(0, self._queue.size - self._reserved_total - self._peers.reserved_by_others())
+        return max(0, self._queue.size - self._reserved_total - self.peers.reserved_by_others())

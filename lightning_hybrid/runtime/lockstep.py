@@ -80,6 +80,7 @@ class LockstepDealer:
 
     def take(self, *, may_wait: bool) -> Work | None:
         """This replica's part of the next round; a ghost when there are fewer samples than replicas."""
+        self._board.check()
         if self._position >= self._grid.num_samples:
             raise Exhausted
         if self._rounds_left == 0:
@@ -99,6 +100,7 @@ class LockstepDealer:
 
     def finish(self) -> None:
         """Nothing to wait for: every replica takes the same number of steps."""
+        self._board.check()
 
     def _user_batch(self) -> Work:
         cell = self._cell + self._me

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from lightning_hybrid.core.cost import fill_speeds
 from lightning_hybrid.runtime.board import Board
@@ -19,6 +20,8 @@ class Peers:
 
     def __init__(self, board: Board, me: int, prior: list[float]) -> None:
         self._board, self.me, self._prior = board, me, prior
+        self.newer_prior: Callable[[], list[float]] | None = None
+        """Makes the prior from what is known by now, where it can be had."""
 
     @property
     def world(self) -> int:
@@ -34,6 +37,8 @@ class Peers:
         """Speed of every replica in cells per second: measured where it is known, else by the prior."""
         steps_s = [None if peer is None else peer.record.step_s for peer in self._board.peers] or [None] * self.world
         steps_s[self.me] = self._board.record.step_s
+        if None in steps_s and self.newer_prior is not None:
+            self._prior = self.newer_prior()
         return fill_speeds([None if step is None else 1.0 / step for step in steps_s], self._prior)
 
     def reserved_by_others(self) -> int:

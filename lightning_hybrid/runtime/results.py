@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ def map_tensors(output: Any, function: Callable[[torch.Tensor], torch.Tensor]) -
         return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
     if isinstance(output, list):
         return [map_tensors(value, function) for value in output]
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        changed = {f.name: map_tensors(getattr(output, f.name), function) for f in dataclasses.fields(output) if f.init}
+        return dataclasses.replace(output, **changed)
     return output
 
 
@@ -115,6 +119,11 @@ def into_batches(grid: Grid, pieces: Iterable[Piece]) -> list[Any]:
             end = min(stop, piece.stop)
             whole = (piece.start, piece.stop) == (start, end)
             is_cut = is_cut or not whole
+            if not whole and not has_rows(piece.output, piece.stop - piece.start):
+                raise ResultsError(
+                    f"the output for samples {piece.start} to {piece.stop - 1} cannot be put back into the loader's"
+                    " batches, because it has not one row per sample; use HybridBalanceCallback(batch_dependent=True)"
+                )
             parts.append(piece.output if whole else take_rows(piece.output, start - piece.start, end - piece.start))
             at += end == piece.stop
             start = end

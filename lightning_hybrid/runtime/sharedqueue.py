@@ -126,6 +126,8 @@ class SharedQueue:
         self._size = max(0, num_cells - first_cell)
         self._serial = 0
         self._has_published = False
+        self.alarm: Alarm | None = None
+        """Why the run must end, as far as this replica knows."""
         self.unclaimed = self._size
         """Cells that nobody had claimed when this replica last looked."""
 
@@ -185,14 +187,11 @@ class SharedQueue:
     def look(self) -> list[Published | None]:
         """What each replica published last, ``None`` for one that has not spoken yet.
 
-        Raises the alarm of another replica, if there is one, through `alarm`.
+        Notes the alarm of another replica, if there is one, in `alarm`.
         """
         *peers, flag = self._store.get_many([*self._peer_keys, "alarm"])
         self.alarm = None if flag in (None, QUIET) else read_alarm(self._store)
         return [Published.from_bytes(data) if data else None for data in peers]
-
-    alarm: Alarm | None = None
-    """Why the run must end, as far as this replica knows."""
 
     def raise_alarm(self, alarm: Alarm) -> None:
         """Tells every replica to end the run; the first reason given counts."""

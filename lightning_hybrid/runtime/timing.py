@@ -20,6 +20,9 @@ Timed = tuple[Work, float, bool]
 class StepTimer(Protocol):
     """Times steps; an asynchronous device tells the time of a step only some steps later."""
 
+    blocked_s: float
+    """Seconds that the loop's thread has waited for the device."""
+
     def start(self) -> None:
         """Called right before the step."""
         ...
@@ -38,6 +41,7 @@ class HostTimer:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self.blocked_s = 0.0
         self._start_s = 0.0
         self._finished: deque[Timed] = deque()
         self._sizes: set[int] = set()
@@ -71,6 +75,7 @@ class EventTimer:
     """
 
     def __init__(self, in_flight: int, new_event: Callable[[], Any]) -> None:
+        self.blocked_s = 0.0
         self._in_flight, self._new_event = in_flight, new_event
         self._pending: deque[tuple[Work, Any, Any, float, bool]] = deque()
         self._begin: Any = None
@@ -93,7 +98,9 @@ class EventTimer:
         """Steps behind the in-flight window."""
         while self._pending and (drain or len(self._pending) > self._in_flight):
             work, begin, end, waited_s, first = self._pending.popleft()
+            start_s = time.perf_counter()
             end.synchronize()
+            self.blocked_s += time.perf_counter() - start_s
             yield work, max(0.0, begin.elapsed_time(end) / 1e3 - waited_s), first
 
 

@@ -190,3 +190,14 @@ def test_a_last_round_leaves_nothing_and_fits(speeds: list[float], max_size: int
     assert sum(sizes) == remaining
     assert min(sizes) >= (1 if remaining >= len(speeds) else 0)
     assert max(sizes) <= max(full)
+
+
+@given(SPEEDS, st.integers(1, 64))
+@settings(deadline=None)
+def test_a_round_is_never_smaller_than_a_full_batch(speeds: list[float], max_size: int) -> None:
+    assert sum(round_sizes(speeds, max_size)) >= max_size
+
+
+@pytest.mark.parametrize(("speeds", "max_size"), [((1, 0.33), 5), ((1, 0.22), 8), ((1, 0.12), 16)])
+def test_two_unequal_replicas_need_no_more_rounds_than_batches(speeds: tuple[float, float], max_size: int) -> None:
+    assert sum(round_sizes(speeds, max_size)) >= max_size

@@ -276,3 +276,9 @@ def test_more_cells_left_never_make_a_replica_decline(
 
     if not declines(me, cells_left, steps_s, busy_s):
         assert not declines(me, cells_left + 1, steps_s, busy_s)
+
+
+def test_thieves_who_overshoot_take_nothing_back_from_the_owner() -> None:
+    six_reserved_and_seven_stolen_of_ten = 6 + 7 * TAIL_UNIT
+
+    assert head_claim(six_reserved_and_seven_stolen_of_ten + 1, 1, 10) == Span(6, 6)

@@ -1,4 +1,4 @@
-"""B31 and its kind: shares follow the speeds, and equal ranks keep equal shares."""
+"""Shares follow the speeds, and equal ranks keep equal shares."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_slow_rank_is_the_one_that_is_named_though_a_collective_makes_the_other_
     for out, mode, speeds, samples, _ in (zero, one):
         assert out == list(map(float, range(160)))
         assert mode == "lockstep"
-        assert 0.2 < speeds[1] / speeds[0] < 0.5
-        assert samples[1] < 0.4 * samples[0]
+        assert 0.2 < speeds[1] / speeds[0] < 0.6
+        assert samples[1] < 0.5 * samples[0]
     assert zero[4] == ["straggler/predict/replica1"]
     assert one[4] == []
 

@@ -270,7 +270,9 @@ def test_groups_count_their_collectives() -> None:
         before = group._get_sequence_number_for_group()
         dist.all_reduce(torch.ones(1))
         assert dist.distributed_c10d._get_default_store().add("key", 0) == 0
-        return group._get_sequence_number_for_group() - before
+        moved = group._get_sequence_number_for_group() - before
+        dist.barrier()  # rank 0 holds the store
+        return moved
 
     assert run_ranks(rank, 2, deadline_s=20) == [1, 1]
 

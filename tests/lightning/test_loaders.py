@@ -1,4 +1,4 @@
-"""B09, B13, B30 and their kind: every loader of the user's is kept as it is, and its samples are run once."""
+"""Every loader of the user's is kept as it is, and its samples are run once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""B02, B12 and their kind: N ranks report what one device reports."""
+"""N ranks report what one device reports."""
 
 from __future__ import annotations
 
@@ -137,3 +137,10 @@ def test_empty_loader_is_as_on_one_device() -> None:
         return trainer(2).validate(Logs(), ids(0), verbose=False)
 
     assert run_ranks(rank, 2) == [trainer(1).validate(Logs(), ids(0), verbose=False)] * 2
+
+
+def test_fast_dev_run_with_fewer_batches_than_ranks_does_not_hang() -> None:
+    def rank(_: int) -> float:
+        return _values(trainer(2, fast_dev_run=True).validate(Logs(), ids(2, 2), verbose=False))["count"]
+
+    assert run_ranks(rank, 2, deadline_s=20) == [2.0, 2.0]

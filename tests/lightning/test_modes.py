@@ -1,4 +1,4 @@
-"""B11 and its kind: which mode a step gets, and that no mode makes ranks wait for each other in vain."""
+"""Which mode a step gets, and that no mode makes ranks wait for each other in vain."""
 
 from __future__ import annotations
 

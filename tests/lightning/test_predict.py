@@ -1,4 +1,4 @@
-"""B01 and its kind: results are complete, in order, on every rank."""
+"""Results are complete, in order, on every rank."""
 
 from __future__ import annotations
 

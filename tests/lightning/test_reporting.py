@@ -1,4 +1,4 @@
-"""B32, B34 and their kind: what the user sees in loggers, progress bar and console."""
+"""What the user sees in loggers, progress bar and console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""B03 and its kind: the package's own strategy, an elastic world, and the two Lightning packages side by side."""
+"""The package's own strategy, an elastic world, and the two Lightning packages side by side."""
 
 from __future__ import annotations
 

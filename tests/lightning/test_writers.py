@@ -1,4 +1,4 @@
-"""B19 and its kind: a prediction writer beside the callback is told whose rows it gets."""
+"""A prediction writer beside the callback is told whose rows it gets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import types
 from collections import OrderedDict, UserDict, defaultdict
@@ -397,3 +398,25 @@ def test_no_rank_sends_much_more_than_a_chunk_at_once() -> None:
 
     assert max(first + second) < 11_000
     assert len(first) == len(second) >= 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    score: torch.Tensor
+    name: str
+
+
+def test_a_dataclass_of_inference_tensors_becomes_ordinary() -> None:
+    with torch.inference_mode():
+        output = Scored(torch.ones(2), "a")
+
+    assert not plain(output).score.is_inference()
+    assert plain(output).name == "a"
+
+
+def test_pieces_without_rows_are_not_cut() -> None:
+    grid = Grid.sequential(4, 2)
+    pieces = [Piece(0, 3, torch.ones(5)), Piece(3, 4, torch.ones(1))]
+
+    with pytest.raises(ResultsError, match="batch_dependent=True"):
+        into_batches(grid, pieces)
