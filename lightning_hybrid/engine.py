@@ -139,13 +139,13 @@ class EpochRun:
         )
         self._board.source = lambda: self.recorder.record(cells_stolen=self._cells_stolen)
         self.figures = EpochFigures(spec, engine.replica, self._board)
-        if mode in ("auto", "lockstep"):
-            engine.collectives.install()
 
     # --- works --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Starts the background thread."""
+        """Starts the background thread; every earlier epoch has ended."""
+        if self._mode in ("auto", "lockstep"):
+            self._engine.collectives.install()
         if self._dealer is None and self.spec.grid.num_samples:
             # in ``auto`` a queue until it is decided: cells are claimed during the first step, but none is reserved
             self._dealer = self._new_dealer(self.mode)
@@ -167,7 +167,7 @@ class EpochRun:
             return self._dealer.take(may_wait=may_wait)
 
     def begin(self, work: Work) -> bool:
-        """Whether a loaded work may be run; it becomes the current one."""
+        """Whether a loaded work may be run; then its step is the next one that is due."""
         with self.recorder.own_time:
             if work.mode != "static" and not self._may_begin(work):
                 return False
@@ -175,9 +175,8 @@ class EpochRun:
                 self._handed.appendleft(work)
             else:
                 self._handed.append(work)
-            self.recorder.begin()
-            if not work.ghost:
                 self.done.append(work)
+            self.recorder.begin()
             return True
 
     def note_wait(self, seconds: float) -> None:
@@ -208,10 +207,8 @@ class EpochRun:
         """Tells the other replicas, as far as they can still be reached, that this one cannot go on."""
         if self._closed or isinstance(error, PeerFailed | CoordinationTimeout | CollectiveInQueueMode):
             return
-        text = str(error).strip().splitlines()
-        reason = f"replica {self._engine.replica} failed with {type(error).__name__}: {text[0] if text else ''}"
         with suppress(CoordinationTimeout):
-            self._queue.raise_alarm(Alarm(reason, is_collective=False))
+            self._queue.raise_alarm(Alarm.of_failure(self._engine.replica, error))
 
     # --- steps --------------------------------------------------------------------------------------------------
 

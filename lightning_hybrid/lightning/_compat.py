@@ -65,14 +65,18 @@ def stage_of(mode: Any) -> Stage | None:
     return "validate" if mode.value == "sanity_check" else _STAGES.get(mode.value)
 
 
+def in_fit(trainer: Trainer) -> bool:
+    """Whether the Trainer runs `fit`; its validation then stands inside training."""
+    return trainer.state.fn is not None and trainer.state.fn.value == "fit"
+
+
 def loop_of(trainer: Trainer, stage: Stage) -> Any:
     """The loop that runs ``stage`` now, inside `fit` too."""
     if stage == "predict":
         return trainer.predict_loop
     if stage == "test":
         return trainer.test_loop
-    in_fit = trainer.state.fn is not None and trainer.state.fn.value == "fit"
-    return trainer.fit_loop.epoch_loop.val_loop if in_fit else trainer.validate_loop
+    return trainer.fit_loop.epoch_loop.val_loop if in_fit(trainer) else trainer.validate_loop
 
 
 def hook_loader_preparation(patches: Patches, trainer: Trainer, make: Callable[[Any], Any]) -> None:
@@ -102,9 +106,7 @@ def flat_loaders(loaders: Any) -> list[Any]:
 
 def raise_limit(trainer: Trainer, stage: Stage, loader_idx: int, num_batches: int) -> None:
     """Lets this rank run up to ``num_batches`` batches of a loader, and the progress bar count to there."""
-    loop = loop_of(trainer, stage)
-    limits = loop.max_batches if stage == "predict" else loop._max_batches
-    limits[loader_idx] = num_batches
+    _limits(trainer, stage)[loader_idx] = num_batches
 
 
 def limit_of(trainer: Trainer, stage: Stage) -> int | float:
@@ -185,11 +187,15 @@ def ended_loader(trainer: Trainer) -> int:
     return 0 if results is None else results.dataloader_idx or 0
 
 
-def steps_at_most(trainer: Trainer, stage: Stage, loader_idx: int) -> int | float:
+def limit_of_loader(trainer: Trainer, stage: Stage, loader_idx: int) -> int | float:
     """How many batches of a loader this rank may run, and its progress bar counts to."""
+    return _limits(trainer, stage)[loader_idx]
+
+
+def _limits(trainer: Trainer, stage: Stage) -> list[int | float]:
     loop = loop_of(trainer, stage)
-    limit: int | float = (loop.max_batches if stage == "predict" else loop._max_batches)[loader_idx]
-    return limit
+    limits: list[int | float] = loop.max_batches if stage == "predict" else loop._max_batches
+    return limits
 
 
 def leave_loader(trainer: Trainer, stage: Stage) -> None:

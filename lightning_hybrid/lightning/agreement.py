@@ -35,7 +35,7 @@ def agree_on_grid(loader: DataLoader[Any], num_cells: int | None, store: Store, 
         grid = live.read_grid(loader, num_cells)
         _compare(store, "grid", f"{grid.num_samples} samples, {grid.num_cells} batches, hash {grid.digest}")
         return grid
-    _compare(store, "dataset", f"a dataset of {_length(loader.dataset)} samples")
+    _compare(store, "dataset", f"a dataset of {live.length_of(loader.dataset)} samples")
     # a replica may have several ranks, and each would draw an order of its own
     if not dist.is_initialized() or dist.get_rank() == 0:
         grid = live.read_grid(loader, num_cells)
@@ -47,8 +47,7 @@ def agree_on_grid(loader: DataLoader[Any], num_cells: int | None, store: Store, 
 def tell_the_others(store: Store, replica: int, error: Exception) -> None:
     """Ends the pass on the other replicas too, which may wait for this one."""
     if not isinstance(error, PeerFailed | CoordinationTimeout):
-        reason = f"replica {replica} failed with {type(error).__name__}: {error}"
-        raise_alarm(store, Alarm(reason, is_collective=False))
+        raise_alarm(store, Alarm.of_failure(replica, error))
 
 
 def publish_grid(store: Store, grid: Grid) -> None:
@@ -88,10 +87,3 @@ def _compare(store: Store, key: str, mine: str) -> None:
     agreed = store.create(key, mine.encode()).decode()
     if agreed != mine:
         raise PlanError(f"ranks disagree about the loader: one has {agreed}, this one {mine}")
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except TypeError:
-        return None

@@ -48,9 +48,13 @@ def is_deterministic(loader: DataLoader[Any]) -> bool:
 
 def num_batches(loader: DataLoader[Any]) -> int | None:
     """How many batches the loader has over all ranks, ``None`` when it cannot say."""
-    sampler: Any = loader._index_sampler
+    return length_of(loader._index_sampler)
+
+
+def length_of(thing: Any) -> int | None:
+    """``len(thing)``, ``None`` when it has none."""
     try:
-        return len(sampler)
+        return len(thing)
     except (TypeError, NotImplementedError):
         return None
 
@@ -63,10 +67,7 @@ def will_have_length(loader: object) -> bool:
     """Whether the loader that the loop gets can say how long it is."""
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         return True
-    try:
-        return len(loader) >= 0  # type: ignore[arg-type]  # whether it has a length is the question
-    except (TypeError, NotImplementedError):
-        return False
+    return length_of(loader) is not None
 
 
 def read_grid(loader: DataLoader[Any], num_cells: int | None) -> Grid:

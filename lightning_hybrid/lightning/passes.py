@@ -124,7 +124,6 @@ class LivePass:
 
     def _spec(self, grid: Grid, number: int) -> EpochSpec:
         # in fit the step goes through DDP's forward, which broadcasts buffers once before it is like any other step
-        in_fit = self._trainer.state.fn is not None and self._trainer.state.fn.value == "fit"
         return EpochSpec(
             stage=self._plan.stage,
             loader_idx=self._plan.loader_idx,
@@ -132,20 +131,20 @@ class LivePass:
             grid=grid,
             prime_calls=self._prime_calls,
             max_size=self._plan.max_size,
-            probe_rounds=2 if in_fit else 1,
+            probe_rounds=2 if _compat.in_fit(self._trainer) else 1,
             read_ahead=self._plan.read_ahead,
         )
 
     def _static_works(self, grid: Grid) -> list[Work]:
         if self._plan.deal == "own":
             return [Work(*grid.span(cell), cell) for cell in range(grid.num_cells)]
-        cells = list(range(self._engine.replica, grid.num_cells, self._engine.num_replicas))
-        if self._trainer.sanity_checking and grid.num_cells:
+        replica, world = self._engine.replica, self._engine.num_replicas
+        rounds = -(-grid.num_cells // world)
+        cells = range(replica, rounds * world, world)
+        if self._trainer.sanity_checking:
             # nothing of the sanity check is reported, and equal counts keep any collective of the step matched
-            rounds = -(-grid.num_cells // self._engine.num_replicas)
-            cells = [(k * self._engine.num_replicas + self._engine.replica) % grid.num_cells for k in range(rounds)]
-        works = [Work(*grid.span(cell), cell) for cell in cells]
-        rounds = -(-grid.num_cells // self._engine.num_replicas)
+            return [Work(*grid.span(cell % grid.num_cells), cell % grid.num_cells) for cell in cells]
+        works = [Work(*grid.span(cell), cell) for cell in cells if cell < grid.num_cells]
         if self._plan.stage == "predict":
             return works
         return works + [ghost_work(grid, "static")] * (rounds - len(works))  # their epoch-end collectives must match

@@ -54,7 +54,7 @@ class Reporter:
     def end(self, epochs: Sequence[EpochRun]) -> None:
         """Logs and prints the final figures of all loaders of a stage."""
         self._follow_loggers()
-        in_fit = self._in_fit()
+        in_fit = _compat.in_fit(self._trainer)
         snapshots = [epoch.snapshot() for epoch in epochs]
         found = (straggler(s, threshold_frac=self._config.straggler_threshold_frac) for s in snapshots)
         self.recommendations = tuple(recommendation for recommendation in found if recommendation is not None)
@@ -99,7 +99,7 @@ class Reporter:
         draw(self._trainer, self._trainer.lightning_module, None, None, total - 1, epoch.spec.loader_idx)
 
     def _bar_total(self, epoch: EpochRun) -> int:
-        return int(_compat.steps_at_most(self._trainer, epoch.spec.stage, epoch.spec.loader_idx))
+        return int(_compat.limit_of_loader(self._trainer, epoch.spec.stage, epoch.spec.loader_idx))
 
     def _batches_done(self, epoch: EpochRun) -> int:
         """How far the progress bar is: to its end when all samples are done, whatever steps they took."""
@@ -107,13 +107,9 @@ class Reporter:
 
     def _x(self, snapshot: BalanceSnapshot, earlier: int = 0) -> int:
         """Samples of this stage over the Trainer's life, ``earlier`` of them in earlier loaders of this run."""
-        if self._in_fit():
+        if _compat.in_fit(self._trainer):
             return self._trainer.global_step
         return self._samples_before[snapshot.stage] + earlier + snapshot.samples_done
-
-    def _in_fit(self) -> bool:
-        fn = self._trainer.state.fn
-        return fn is not None and fn.value == "fit"
 
     def _follow_loggers(self) -> None:
         if self._trainer.loggers != self._loggers:

@@ -35,6 +35,13 @@ class Alarm:
     reason: str
     is_collective: bool
 
+    @classmethod
+    def of_failure(cls, replica: int, error: BaseException) -> Alarm:
+        """The alarm that a replica raises when it cannot go on; gives the first line of its error."""
+        text = str(error).strip().splitlines()
+        reason = f"replica {replica} failed with {type(error).__name__}: {text[0] if text else ''}"
+        return cls(reason, is_collective=False)
+
     def to_bytes(self) -> bytes:
         """JSON."""
         return json.dumps([self.reason, self.is_collective]).encode()
