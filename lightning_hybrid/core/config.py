@@ -12,7 +12,7 @@ from lightning_hybrid.core.errors import ConfigError
 ModeOption = Literal["auto", "queue", "lockstep"]
 OrderOption = Literal["loader", "dataset"]
 GatherOption = Literal["all", "rank_zero", "none"]
-IterableOption = Literal["stock", "sharded"]
+IterableOption = Literal["stock", "claim", "sharded"]
 
 ENVIRONMENT_PREFIX = "LIGHTNING_HYBRID_"
 
@@ -34,16 +34,70 @@ class HybridConfig:
     gather: GatherOption = "all"
     """Which ranks get the whole list from `trainer.predict`; ``none`` leaves each rank its own share."""
     iterable: IterableOption = "stock"
-    """``stock``: every rank sees a whole `IterableDataset`, and is told so. ``sharded``: the dataset shards itself."""
+    """``stock``: every rank runs a whole `IterableDataset`, and is told so. ``claim``: every rank reads it, and each of
+    its batches is run by one of them. ``sharded``: the dataset shards itself."""
     max_micro_batch_size: int | None = None
     """Most samples of one step where lockstep cuts batches anew; ``None``: the loader's batch size."""
     batch_dependent: bool | None = None
     """``True``: the step's result depends on the whole batch, so batches are never cut anew."""
+    order_by_cost: bool = True
+    """Where costs are given: whether batches are cut anew from the samples in order of cost, heavy first."""
+
+    policy: str = "auto"
+    """Name of the scheduling policy; ``auto``: chosen while the loop runs, starting with ``hybrid``."""
+    target_throughput_per_s: float | None = None
+    """Samples per second that all replicas together should reach; ``None``: as many as they can."""
 
     memory_weight: float = 0.4
     compute_weight: float = 0.4
     network_weight: float = 0.2
     """Weights of the load score that stands in for a speed before the first measurement."""
+
+    hybrid_balance_weight: float = 0.5
+    """Weight of ``load_balanced`` in ``hybrid``; one of the three weights must be positive."""
+    hybrid_performance_weight: float = 0.25
+    """Weight of ``performance_optimized`` in ``hybrid``."""
+    hybrid_memory_weight: float = 0.25
+    """Weight of ``memory_aware`` in ``hybrid``."""
+    heavy_margin_frac: float = 0.25
+    """How much more memory (io) than compute a cell must cost, each by its mean, to be memory-heavy (io-bound)."""
+    head_margin_frac: float = 0.1
+    """How far below the mean speed (free memory) a replica may be that takes from the heavy end of the queue."""
+    middle_frac: float = 0.05
+    """Part of the work, in the lightest cells, that stands where takers from both ends of the queue meet."""
+
+    memory_pressure_threshold_frac: float = 0.8
+    """Used part of the fullest replica's memory above which ``memory_aware`` is chosen."""
+    performance_pressure_threshold_frac: float = 0.8
+    """Target over measured throughput above which ``performance_optimized`` is chosen."""
+    load_imbalance_threshold_frac: float = 0.5
+    """(max - min) / (max + min) of the load scores above which ``load_balanced`` is chosen."""
+    switch_hysteresis_frac: float = 0.1
+    """How far below its threshold a pressure must fall before its policy is left."""
+    switch_dwell_s: float = 5.0
+    """Least time between two decisions for another policy."""
+    switch_settle_s: float = 1.0
+    """Time after a switch that is not measured: what was claimed before still runs in the old order."""
+    switch_trial_s: float = 4.0
+    """Time over which the throughput before and after a switch is measured."""
+    switch_trial_steps: int = 8
+    """Usual steps that this time has at least, however long they are."""
+    switch_regret_frac: float = 0.05
+    """A switch after which the throughput is lower by more than this is undone."""
+    switch_retry_s: float = 30.0
+    """Time before an undone switch is tried again; twice as long each time that it is undone again."""
+    self_check_s: float = 10.0
+    """Balancing is turned off when it costs more than it gains for this long."""
+    overhead_tolerated_frac: float = 0.02
+    """Part of the time that balancing may cost in any case: it guards against what has not happened yet."""
+    max_schedules: int = 100
+    """Most plan versions that the history holds."""
+    trimmed_schedules: int = 50
+    """To how many of the newest the history is cut when it is full."""
+    recorded_steps: int = 2048
+    """How many of the newest steps of each replica are kept for `callback.recording`; 0: none."""
+    recent_schedules: int = 10
+    """How many of the newest the statistics show as the recent ones."""
 
     claim_frac: float = 0.5
     """Part of its fair share of the unclaimed cells that a replica claims at once (guided self-scheduling)."""
@@ -53,8 +107,14 @@ class HybridConfig:
     """Most seconds of work that a replica holds as cells which cannot be stolen; one cell may last longer."""
     publish_period_s: float = 0.2
     """How often a replica publishes its record and reads the others'."""
+    most_exchanges_per_s: float = 5000.0
+    """How often all replicas together do that at most: of very many, each does it less often."""
+    look_replicas: int = 64
+    """Most other replicas whose records one look reads; of more, each look reads a sample."""
     endgame_poll_s: float = 0.01
     """How often a replica without work looks for some; more often where steps are shorter than ten times this."""
+    stream_ahead_s: float = 0.02
+    """How long before a replica is expected to ask for it the next batch of a stream is claimed."""
     claim_deadline_s: float = 1800.0
     """Longest wait during which no replica finishes a step; as long as a process group of torch waits by default."""
     lease_s: float | None = None
@@ -82,6 +142,17 @@ class HybridConfig:
             _check_type(field.name, getattr(self, field.name), hints[field.name])
         for name, low, high in _RANGES:
             _check_range(name, getattr(self, name), low, high)
+        weights = self.hybrid_balance_weight, self.hybrid_performance_weight, self.hybrid_memory_weight
+        if not any(weights):
+            raise ConfigError("hybrid_balance_weight", 0, "be positive where the two other weights of hybrid are 0")
+
+    def exchange_period_s(self, num_replicas: int, step_s: float | None = None) -> float:
+        """How often each of that many replicas publishes its record and reads the others'.
+
+        Where each look reads a sample of them only, not more often than it finishes a step of ``step_s``.
+        """
+        period_s = max(self.publish_period_s, num_replicas / self.most_exchanges_per_s)
+        return max(period_s, step_s or 0.0) if num_replicas > self.look_replicas else period_s
 
     def but(self, **given: Any) -> HybridConfig:
         """This config with other values for the fields in ``given``."""
@@ -114,11 +185,37 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("memory_weight", 0, math.inf),
     ("compute_weight", 0, math.inf),
     ("network_weight", 0, math.inf),
+    ("target_throughput_per_s", _POSITIVE, math.inf),
+    ("hybrid_balance_weight", 0, math.inf),
+    ("hybrid_performance_weight", 0, math.inf),
+    ("hybrid_memory_weight", 0, math.inf),
+    ("heavy_margin_frac", 0, math.inf),
+    ("head_margin_frac", 0, 1),
+    ("middle_frac", 0, 1),
+    ("memory_pressure_threshold_frac", 0, 1),
+    ("performance_pressure_threshold_frac", 0, math.inf),
+    ("load_imbalance_threshold_frac", 0, 1),
+    ("switch_hysteresis_frac", 0, math.inf),
+    ("switch_dwell_s", 0, math.inf),
+    ("switch_settle_s", 0, math.inf),
+    ("switch_trial_s", _POSITIVE, math.inf),
+    ("switch_trial_steps", 0, math.inf),
+    ("switch_regret_frac", 0, 1),
+    ("switch_retry_s", 0, math.inf),
+    ("self_check_s", 0, math.inf),
+    ("overhead_tolerated_frac", 0, 1),
+    ("max_schedules", 1, math.inf),
+    ("trimmed_schedules", 1, math.inf),
+    ("recorded_steps", 0, math.inf),
+    ("recent_schedules", 1, math.inf),
     ("claim_frac", _POSITIVE, 1),
     ("reserve_frac", 0, 1),
     ("reserve_ahead_s", 0, math.inf),
     ("publish_period_s", _POSITIVE, math.inf),
+    ("most_exchanges_per_s", _POSITIVE, math.inf),
+    ("look_replicas", 1, math.inf),
     ("endgame_poll_s", _POSITIVE, math.inf),
+    ("stream_ahead_s", 0, math.inf),
     ("claim_deadline_s", _POSITIVE, math.inf),
     ("lease_s", _POSITIVE, math.inf),
     ("speed_window_steps", 1, math.inf),
@@ -144,6 +241,8 @@ def _check_type(name: str, value: object, hint: Any) -> None:
         fits = bool in kinds
     elif isinstance(value, int):
         fits = bool(kinds & {int, float})
+    elif isinstance(value, str):
+        fits = str in kinds
     else:
         fits = isinstance(value, float) and float in kinds
     if not fits:
@@ -163,6 +262,8 @@ def _parse(variable: str, text: str, hint: Any) -> Any:
     word = text.strip().lower()
     if word == "none" and type(None) in kinds:
         return None
+    if hint is str:
+        return text.strip()
     if bool in kinds:
         if word in {"1", "true", "yes", "on"}:
             return True

@@ -1,92 +1,126 @@
-"""How fast one replica works, estimated from its own steps."""
+"""What samples and cells cost."""
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_hybrid.core.errors import CostError
+
+FloatArray = npt.NDArray[np.float64]
+ArrayLike = Sequence[float] | npt.NDArray[Any]
 
 
-class SpeedModel:
-    """Cost units per second of one replica: the median over its newest steps.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Costs:
+    """Costs of samples, or of cells: compute always, memory and io where known.
 
-    A median follows a real change within half a window and ignores single slow steps (a page fault, a garbage
-    collection). The first step of each shape is left out as soon as there are others, because it pays for compilation
-    and autotuning.
+    All are in cost units of their own kind, and the arrays are equally long.
+
+    Raises:
+        CostError: the arrays are not equally long.
+    """
+
+    compute: FloatArray
+    memory: FloatArray | None = None
+    io: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in self._kinds():
+            if values.shape != (len(self),):
+                raise CostError(f"{name} costs must be as many as compute costs, {len(self)}, got shape {values.shape}")
+
+    def __len__(self) -> int:
+        return len(self.compute)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Costs:
+        """The costs at ``indices``, in that order."""
+        return Costs(**{name: values[indices] for name, values in self._kinds()})
+
+    def of_cells(self, offsets: npt.NDArray[np.int64]) -> Costs:
+        """Sums of each kind over cells: cell ``c`` holds entries ``offsets[c]`` to ``offsets[c + 1]``.
+
+        A kind whose costs are all zero tells nothing, so they count as all equal.
+        """
+        return Costs(**{name: _sums(values, offsets) for name, values in self._kinds()})
+
+    @property
+    def digest(self) -> str:
+        """Hash of all values; equal on every rank that holds the same costs."""
+        digest = hashlib.sha256()
+        for name, values in self._kinds():
+            digest.update(f"{name}:{len(values)}:".encode())
+            digest.update(np.ascontiguousarray(values).tobytes())
+        return digest.hexdigest()[:16]
+
+    @classmethod
+    def equal(cls, num: int) -> Costs:
+        """Costs of ``num`` samples of which nothing is known: 1 each."""
+        return cls(compute=np.ones(num))
+
+    def _kinds(self) -> list[tuple[str, FloatArray]]:
+        kinds = (("compute", self.compute), ("memory", self.memory), ("io", self.io))
+        return [(name, values) for name, values in kinds if values is not None]
+
+
+def check_costs(values: ArrayLike, expected_len: int, *, kind: str = "cost") -> FloatArray:
+    """The costs as an array of their own, once all are known to be numbers that a cost can be.
+
+    Costs that are all zero tell nothing, and count as all equal.
 
     Args:
-        window_steps: Steps that the median is taken over.
+        values: One number per sample; zero is allowed.
+        expected_len: How many there must be.
+        kind: What to call them in an error.
+
+    Raises:
+        CostError: names the index and the value of the first entry that is not a number, negative, NaN or infinite,
+            or both lengths.
     """
-
-    def __init__(self, window_steps: int) -> None:
-        self._paces: deque[float] = deque(maxlen=window_steps)
-        self._seconds: deque[float] = deque(maxlen=window_steps)
-        self._first_pace: float | None = None
-        self._first_s: float | None = None
-
-    def observe(self, cost: float, seconds: float, *, first_of_shape: bool = False) -> None:
-        """Records that a step of ``cost`` units took ``seconds``."""
-        if cost <= 0 or seconds <= 0:
-            return
-        if first_of_shape:
-            self._first_pace, self._first_s = seconds / cost, seconds
-            return
-        self._paces.append(seconds / cost)
-        self._seconds.append(seconds)
-
-    @property
-    def speed_per_s(self) -> float | None:
-        """Cost units per second, ``None`` before the first step."""
-        paces = tuple(self._paces)  # a copy, because steps may be observed on another thread meanwhile
-        pace = statistics.median(paces) if paces else self._first_pace
-        return None if pace is None else 1.0 / pace
-
-    @property
-    def step_s(self) -> float | None:
-        """Seconds of a usual step, ``None`` before the first step."""
-        seconds = tuple(self._seconds)
-        return statistics.median(seconds) if seconds else self._first_s
+    if len(values) != expected_len:
+        raise CostError(f"{kind} must have one entry per sample, {expected_len}, got {len(values)}")
+    try:
+        array = np.asarray(values)
+    except ValueError:  # entries of unlike lengths
+        array = np.empty(0)
+    if array.shape == (expected_len,) and array.dtype.kind in "biuf":
+        costs = array.astype(np.float64)
+        wrong = ~((costs >= 0) & (costs < np.inf))
+        if wrong.any():
+            check_cost(costs[wrong.argmax()], int(wrong.argmax()), kind=kind)
+    else:
+        costs = np.array([check_cost(value, index, kind=kind) for index, value in enumerate(values)])
+    return costs if costs.any() else np.ones(expected_len)
 
 
-def load_score(
-    memory_frac: float | None,
-    compute_frac: float | None,
-    network_frac: float | None,
-    *,
-    weights: tuple[float, float, float],
-) -> float | None:
-    """Weighted load of a device, 0 (free) to 1 (full), from the parts that are known.
+def check_cost(value: object, index: object, *, kind: str = "cost") -> float:
+    """The cost of one sample as a number.
 
-    An unknown part is left out and the weights of the others are scaled up.
+    Raises:
+        CostError: it is not a number, negative, NaN or infinite; names the index and the value.
     """
-    parts = [
-        (weight, part)
-        for weight, part in zip(weights, (memory_frac, compute_frac, network_frac), strict=True)
-        if part is not None and weight > 0
-    ]
-    total = sum(weight for weight, _ in parts)
-    return sum(weight * min(1.0, max(0.0, part)) for weight, part in parts) / total if total else None
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError("text is no number, though it may read as one")
+        cost = float(value)  # type: ignore[arg-type]  # whether it can be is the question
+    except (TypeError, ValueError) as err:
+        raise CostError(f"{kind} of sample {index!r} must be a number, got {value!r}") from err
+    if not 0 <= cost < math.inf:
+        raise CostError(f"{kind} of sample {index!r} must be at least 0 and finite, got {cost!r}")
+    return cost
 
 
-def prior_speeds(scores: list[float | None]) -> list[float]:
-    """Relative speeds before any measurement: proportional to 1 - load score, an unknown score counting as the mean.
-
-    When every score is 1, or none is known, all replicas count as equal.
-    """
-    known = [score for score in scores if score is not None]
-    if not known:
-        return [1.0] * len(scores)
-    mean = sum(known) / len(known)
-    speeds = [1.0 - (mean if score is None else score) for score in scores]
-    return speeds if max(speeds) > 0 else [1.0] * len(scores)
-
-
-def fill_speeds(measured: list[float | None], prior: list[float]) -> list[float]:
-    """Measured speeds, with the prior's proportions for replicas that have not been measured yet."""
-    known = [(speed, guess) for speed, guess in zip(measured, prior, strict=True) if speed is not None and guess > 0]
-    fastest = max((speed for speed in measured if speed is not None), default=1.0)
-    scale = statistics.median(speed / guess for speed, guess in known) if known else fastest
-    slowest = min((speed for speed, _ in known), default=1.0)
-    return [
-        speed if speed is not None else max(guess * scale, 0.01 * slowest)
-        for speed, guess in zip(measured, prior, strict=True)
-    ]
+def _sums(values: FloatArray, offsets: npt.NDArray[np.int64]) -> FloatArray:
+    if not values.any():
+        values = np.ones(len(values))
+    sums = np.zeros(len(offsets) - 1)
+    filled = offsets[1:] > offsets[:-1]
+    if filled.any():
+        sums[filled] = np.add.reduceat(values[: offsets[-1]], offsets[:-1][filled])
+    return sums

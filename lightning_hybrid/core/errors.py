@@ -4,6 +4,7 @@
 
     HybridError
     ├── ConfigError             (ValueError)    a constructor argument or configuration field is wrong
+    ├── CostError               (ValueError)    the costs that the user gave are not what costs can be
     ├── PlanError               (ValueError)    a grid or plan does not hold what it must, or ranks disagree about it
     ├── CoordinationTimeout     (TimeoutError)  a wait on the store passed its deadline
     ├── CollectiveInQueueMode   (RuntimeError)  the user's step issued a collective while step counts may differ
@@ -35,6 +36,10 @@ class ConfigError(HybridError, ValueError):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.rule)
+
+
+class CostError(HybridError, ValueError):
+    """Costs of samples are negative, not finite, too few or too many, or cannot be found; names the index."""
 
 
 class PlanError(HybridError, ValueError):

@@ -76,15 +76,17 @@ def straggler(snapshot: BalanceSnapshot, *, threshold_frac: float = 0.25) -> Rec
 
     The run's time is computed from speeds, not read from the clock: samples / sum of speeds where the samples are dealt
     out by speed, samples / replicas / slowest speed where the shares are equal. The gain is the difference to the same
-    sum with the straggler at the median speed of the others. Speeds are means over the whole run, so that samples of
-    uneven cost do not matter; replicas without a known speed are left out.
+    sum with the straggler at the median speed of the others. Speeds are means over the whole run and per unit of cost,
+    told in samples of the run's mean cost, so that a replica with longer samples is no straggler; replicas without a
+    known speed are left out.
 
     Args:
         snapshot: The newest records of all replicas.
         threshold_frac: How much slower is much: 0.25 means more than 1.25 times the others' time per sample.
 
     Returns:
-        ``None`` where fewer than two replicas have a known speed, or none is slower than the threshold.
+        ``None`` where fewer than two replicas have a known speed, or none is slower than the threshold by more than
+        twice the error of its speed.
 
     Raises:
         ConfigError: ``threshold_frac`` is negative.
@@ -100,13 +102,14 @@ def straggler(snapshot: BalanceSnapshot, *, threshold_frac: float = 0.25) -> Rec
         raise ConfigError("threshold_frac", threshold_frac, "be at least 0")
     # a replica whose only step was its first has shown how long it warms up, not how fast it is
     records = [record for record in snapshot.replicas if record.steps != 1]
-    speeds = {r.replica: speed for r in records if (speed := r.mean_speed_per_s or r.speed_per_s)}
+    speeds = {r.replica: speed for r in records if (speed := snapshot.mean_speed_of(r) or snapshot.speed_of(r))}
     if len(speeds) < 2:
         return None
     slowest = min((r for r in snapshot.replicas if r.replica in speeds), key=lambda r: (speeds[r.replica], r.replica))
     slow_per_s = speeds.pop(slowest.replica)
     others_per_s = median(speeds.values())
-    if others_per_s / slow_per_s <= 1 + threshold_frac:
+    doubt_frac = 2 * (slowest.cost_speed_error_frac or 0.0)
+    if others_per_s / slow_per_s * (1 - doubt_frac) <= 1 + threshold_frac:
         return None
     return _recommend_straggler(snapshot, slowest, slow_per_s, others_per_s, list(speeds.values()))
 

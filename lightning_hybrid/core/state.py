@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Mode = Literal["queue", "lockstep", "static"]
 """How an epoch is dealt out: ``static`` means without re-distribution."""
@@ -43,6 +43,17 @@ class DeviceState:
         return self.memory_used_bytes / self.memory_total_bytes
 
 
+class StepShape(NamedTuple):
+    """The size of a finished step, and what it took."""
+
+    number: int
+    """Which step of its replica it was, from 1 on."""
+    samples: int
+    elements: int | None
+    """Elements of all tensors of its batch."""
+    seconds: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaRecord:
     """What one replica has done so far in an epoch of one loader, published by itself.
@@ -53,16 +64,27 @@ class ReplicaRecord:
 
     replica: int
     samples: int = 0
-    cells: int = 0
+    cost: float | None = None
+    """Cost units of the finished steps, ``None`` where nobody counted them."""
     steps: int = 0
     busy_s: float = 0.0
     wait_s: float = 0.0
     wall_s: float = 0.0
     overhead_s: float = 0.0
     speed_per_s: float | None = None
-    """Samples per second of busy time, by the current estimate."""
+    """Samples per second of busy time, by the current estimate; lower where samples are longer."""
     step_s: float | None = None
     """Seconds of one usual step, by the current estimate."""
+    cost_speed_per_s: float | None = None
+    """Cost units per second of busy time in steps of the usual cost, by the current estimate; devices compare by it."""
+    cost_speed_error_frac: float | None = None
+    """Standard error of that speed over the speed."""
+    mean_cost_speed_per_s: float | None = None
+    """The same speed as a mean over the whole epoch."""
+    cost_version: int = 0
+    """Version of the learnt cost parameters that costs are counted in; 0 where none were learnt."""
+    newest_steps: tuple[StepShape, ...] = ()
+    """The newest steps, where costs are being learnt from them."""
     cells_stolen: int = 0
     """Cells that this replica took from others' claims."""
     finished: bool = False
@@ -77,7 +99,8 @@ class ReplicaRecord:
         """The record that `to_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
         device = fields.pop("device")
-        return cls(**fields, device=None if device is None else DeviceState(**device))
+        newest_steps = tuple(StepShape(*step) for step in fields.pop("newest_steps"))
+        return cls(**fields, newest_steps=newest_steps, device=None if device is None else DeviceState(**device))
 
     @property
     def busy_frac(self) -> float | None:
@@ -103,8 +126,11 @@ class BalanceSnapshot:
     mode: Mode
     loader_idx: int
     epoch: int
-    samples_total: int
+    samples_total: int | None
+    """``None`` for a stream that goes on."""
     replicas: tuple[ReplicaRecord, ...]
+    samples_reused: int = 0
+    """Samples beside ``samples_total`` that are not run, because an equal one is."""
 
     @property
     def samples_done(self) -> int:
@@ -119,6 +145,25 @@ class BalanceSnapshot:
     def share_frac(self, record: ReplicaRecord) -> float | None:
         """Share of the finished samples that ``record``'s replica did, 0..1."""
         return record.samples / self.samples_done if self.samples_done else None
+
+    @property
+    def cost_per_sample(self) -> float | None:
+        """Cost units of the mean finished sample of all replicas, ``None`` where some replica has not counted them."""
+        costs = [record.cost for record in self.replicas if record.samples]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) / self.samples_done or None if known and len(known) == len(costs) else None
+
+    def speed_of(self, record: ReplicaRecord) -> float | None:
+        """Samples of mean cost per second of ``record``'s replica, now: longer samples do not make it slower."""
+        if self.cost_per_sample is None or record.cost_speed_per_s is None:
+            return record.speed_per_s
+        return record.cost_speed_per_s / self.cost_per_sample
+
+    def mean_speed_of(self, record: ReplicaRecord) -> float | None:
+        """The same over the whole epoch."""
+        if self.cost_per_sample is None or record.mean_cost_speed_per_s is None:
+            return record.mean_speed_per_s
+        return record.mean_cost_speed_per_s / self.cost_per_sample
 
     @property
     def load_imbalance(self) -> float | None:

@@ -20,8 +20,9 @@ _LEFT_ALIGNED = frozenset({"device", "memory GiB"})
 def format_table(snapshot: BalanceSnapshot, recommendations: Sequence[Recommendation] = ()) -> str:
     """A plain-text table with one row per replica, the figures of the whole run, and the recommendations.
 
-    Samples and waiting are counted; share and busy are shares of all samples and of the wall time; stolen counts the
-    cells that a replica took from others' claims. What is not known is shown as ``-``.
+    Samples and waiting are counted; share and busy are shares of all samples and of the wall time; speed is in samples
+    of the run's mean cost; stolen counts the cells that a replica took from others' claims. What is not known is shown
+    as ``-``.
     """
     rows = [_HEADER, *(_row(snapshot, record) for record in snapshot.replicas)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
@@ -53,9 +54,10 @@ def _paragraph(text: str, indent: str = "") -> list[str]:
 
 def _title(snapshot: BalanceSnapshot) -> str:
     loader = f" of loader {snapshot.loader_idx}" if snapshot.loader_idx else ""
+    of_all = "" if snapshot.samples_total is None else f" of {snapshot.samples_total:,}"
     return (
         f"lightning_hybrid, {snapshot.stage}, {snapshot.mode} mode:"
-        f" {snapshot.samples_done:,} of {snapshot.samples_total:,} samples{loader} in {snapshot.wall_s:.2f} s"
+        f" {snapshot.samples_done:,}{of_all} samples{loader} in {snapshot.wall_s:.2f} s"
     )
 
 
@@ -65,7 +67,7 @@ def _row(snapshot: BalanceSnapshot, record: ReplicaRecord) -> tuple[str, ...]:
         _device(record.device),
         _percent(snapshot.share_frac(record)),
         f"{record.samples:,}",
-        _number(record.speed_per_s, 1),
+        _number(snapshot.speed_of(record), 1),
         _percent(record.busy_frac),
         f"{record.wait_s:.2f}",
         str(record.cells_stolen),

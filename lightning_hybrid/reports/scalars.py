@@ -25,10 +25,11 @@ def scalars(snapshot: BalanceSnapshot) -> dict[str, float]:
     key                                                     meaning
     ======================================================  ========================================================
     ``balance/<stage>/share_frac/replica<r>``               share of the finished samples that this replica did, 0..1
-    ``balance/<stage>/speed_samples_per_s/replica<r>``      current estimate of its speed, waiting not counted
+    ``balance/<stage>/speed_samples_per_s/replica<r>``      its speed now in samples of mean cost, without waiting
     ``balance/<stage>/busy_frac/replica<r>``                share of the wall time spent in the user's step, 0..1
     ``balance/<stage>/load_imbalance``                      (max - min) / (max + min) of busy times; 0 is even
     ``balance/<stage>/throughput_samples_per_s``            samples per second of all replicas together
+    ``balance/<stage>/reused_samples``                      samples that were not run, because an equal one was
     ``balance/<stage>/overhead_us_per_step``                this package's own time per step, of the worst replica
     ``devices/<stage>/memory_used_gib/replica<r>``          device memory in use, by all processes
     ``devices/<stage>/memory_allocated_gib/replica<r>``     device memory allocated by this rank's process
@@ -48,6 +49,7 @@ def scalars(snapshot: BalanceSnapshot) -> dict[str, float]:
     found: dict[str, float | None] = {
         f"balance/{snapshot.stage}/load_imbalance": snapshot.load_imbalance,
         f"balance/{snapshot.stage}/throughput_samples_per_s": snapshot.throughput_per_s,
+        f"balance/{snapshot.stage}/reused_samples": snapshot.samples_reused or None,
         f"balance/{snapshot.stage}/overhead_us_per_step": overhead_us_per_step(snapshot),
     }
     for record in snapshot.replicas:
@@ -82,7 +84,7 @@ def custom_scalars_layout(stages: Iterable[str]) -> dict[str, dict[str, tuple[st
 
 def _replica_numbers(snapshot: BalanceSnapshot, record: ReplicaRecord) -> Iterator[tuple[str, float | None]]:
     yield "share_frac", snapshot.share_frac(record)
-    yield "speed_samples_per_s", record.speed_per_s
+    yield "speed_samples_per_s", snapshot.speed_of(record)
     yield "busy_frac", record.busy_frac
 
 

@@ -16,49 +16,107 @@ CHOICES = {
     "mode": "be one of 'auto', 'queue', 'lockstep'",
     "order": "be one of 'loader', 'dataset'",
     "gather": "be one of 'all', 'rank_zero', 'none'",
-    "iterable": "be one of 'stock', 'sharded'",
+    "iterable": "be one of 'stock', 'claim', 'sharded'",
 }
-BOOLEANS = {"enabled": "be of type bool", "batch_dependent": "be of type None or bool"}
+BOOLEANS = {
+    "enabled": "be of type bool",
+    "order_by_cost": "be of type bool",
+    "batch_dependent": "be of type None or bool",
+}
+TEXTS = {"policy": "be of type str"}
 WHOLE = {
     "max_micro_batch_size": "be of type None or int",
     "speed_window_steps": "be of type int",
+    "look_replicas": "be of type int",
     "in_flight_steps": "be of type int",
     "lockstep_block_rounds": "be of type int",
     "gather_chunk_bytes": "be of type int",
+    "switch_trial_steps": "be of type int",
+    "max_schedules": "be of type int",
+    "trimmed_schedules": "be of type int",
+    "recorded_steps": "be of type int",
+    "recent_schedules": "be of type int",
 }
 NUMBERS = {
     "memory_weight": "be of type float",
     "compute_weight": "be of type float",
     "network_weight": "be of type float",
+    "target_throughput_per_s": "be of type None or float",
+    "hybrid_balance_weight": "be of type float",
+    "hybrid_performance_weight": "be of type float",
+    "hybrid_memory_weight": "be of type float",
+    "heavy_margin_frac": "be of type float",
+    "head_margin_frac": "be of type float",
+    "middle_frac": "be of type float",
+    "memory_pressure_threshold_frac": "be of type float",
+    "performance_pressure_threshold_frac": "be of type float",
+    "load_imbalance_threshold_frac": "be of type float",
+    "switch_hysteresis_frac": "be of type float",
+    "switch_dwell_s": "be of type float",
+    "switch_settle_s": "be of type float",
+    "switch_trial_s": "be of type float",
+    "switch_regret_frac": "be of type float",
+    "switch_retry_s": "be of type float",
+    "self_check_s": "be of type float",
+    "overhead_tolerated_frac": "be of type float",
     "claim_frac": "be of type float",
     "reserve_frac": "be of type float",
     "reserve_ahead_s": "be of type float",
     "publish_period_s": "be of type float",
+    "most_exchanges_per_s": "be of type float",
     "endgame_poll_s": "be of type float",
+    "stream_ahead_s": "be of type float",
     "claim_deadline_s": "be of type float",
     "lease_s": "be of type None or float",
     "speed_change_frac": "be of type float",
     "device_period_s": "be of type float",
     "straggler_threshold_frac": "be of type float",
 }
-OPTIONAL = {"batch_dependent", "max_micro_batch_size", "lease_s"}
+OPTIONAL = {"batch_dependent", "max_micro_batch_size", "target_throughput_per_s", "lease_s"}
 
 AT_LEAST_ONE = "be at least 1 and finite"
 NOT_NEGATIVE = "be at least 0 and finite"
 POSITIVE = "be positive and finite"
+A_PART = "be at least 0 and at most 1 and finite"
 RANGES = {
     "max_micro_batch_size": (AT_LEAST_ONE, [1, 2**40], [0, -1]),
     "memory_weight": (NOT_NEGATIVE, [0, 0.0, 7.5], [-1e-9]),
     "compute_weight": (NOT_NEGATIVE, [0, 0.0, 7.5], [-1e-9]),
     "network_weight": (NOT_NEGATIVE, [0, 0.0, 7.5], [-1e-9]),
+    "target_throughput_per_s": (POSITIVE, [1e-9, 60], [0, -1]),
+    "hybrid_balance_weight": (NOT_NEGATIVE, [0, 0.0, 7.5], [-1e-9]),
+    "hybrid_performance_weight": (NOT_NEGATIVE, [0, 0.0, 7.5], [-1e-9]),
+    "hybrid_memory_weight": (NOT_NEGATIVE, [0, 0.0, 7.5], [-1e-9]),
+    "heavy_margin_frac": (NOT_NEGATIVE, [0, 2.5], [-0.1]),
+    "head_margin_frac": (A_PART, [0, 0.5, 1], [-0.001, 1.001]),
+    "middle_frac": (A_PART, [0, 0.5, 1], [-0.001, 1.001]),
+    "memory_pressure_threshold_frac": (A_PART, [0, 0.5, 1], [-0.001, 1.001]),
+    "performance_pressure_threshold_frac": (NOT_NEGATIVE, [0, 2.5], [-0.1]),
+    "load_imbalance_threshold_frac": (A_PART, [0, 0.5, 1], [-0.001, 1.001]),
+    "switch_hysteresis_frac": (NOT_NEGATIVE, [0, 2.5], [-0.1]),
+    "switch_dwell_s": (NOT_NEGATIVE, [0, 60], [-1]),
+    "switch_settle_s": (NOT_NEGATIVE, [0, 60], [-1]),
+    "switch_trial_s": (POSITIVE, [1e-9, 60], [0, -1]),
+    "switch_trial_steps": (NOT_NEGATIVE, [0, 100], [-1]),
+    "switch_regret_frac": (A_PART, [0, 0.5, 1], [-0.001, 1.001]),
+    "switch_retry_s": (NOT_NEGATIVE, [0, 60], [-1]),
+    "self_check_s": (NOT_NEGATIVE, [0, 60], [-1]),
+    "overhead_tolerated_frac": (A_PART, [0, 0.5, 1], [-0.001, 1.001]),
+    "max_schedules": (AT_LEAST_ONE, [1, 100], [0, -1]),
+    "trimmed_schedules": (AT_LEAST_ONE, [1, 100], [0, -1]),
+    "recorded_steps": (NOT_NEGATIVE, [0, 1, 10**6], [-1]),
+    "recent_schedules": (AT_LEAST_ONE, [1, 100], [0, -1]),
     "claim_frac": ("be positive and at most 1 and finite", [1e-9, 0.5, 1], [0, -0.5, 1.001]),
-    "reserve_frac": ("be at least 0 and at most 1 and finite", [0, 0.5, 1], [-0.001, 1.001]),
+    "reserve_frac": (A_PART, [0, 0.5, 1], [-0.001, 1.001]),
     "reserve_ahead_s": (NOT_NEGATIVE, [0, 60], [-1]),
     "publish_period_s": (POSITIVE, [1e-9, 60], [0, -1]),
+    "most_exchanges_per_s": (POSITIVE, [1e-9, 60], [0, -1]),
     "endgame_poll_s": (POSITIVE, [1e-9, 60], [0, -1]),
+    "stream_ahead_s": (NOT_NEGATIVE, [0, 60], [-1]),
     "claim_deadline_s": (POSITIVE, [1e-9, 60], [0, -1]),
     "lease_s": (POSITIVE, [1e-9, 60], [0, -1]),
     "speed_window_steps": (AT_LEAST_ONE, [1, 100], [0, -1]),
+    "look_replicas": (AT_LEAST_ONE, [1, 100], [0, -1]),
     "speed_change_frac": (NOT_NEGATIVE, [0, 2.5], [-0.1]),
     "in_flight_steps": (AT_LEAST_ONE, [1, 100], [0, -1]),
     "lockstep_block_rounds": (AT_LEAST_ONE, [1, 100], [0, -1]),
@@ -86,7 +144,7 @@ def from_environment(field: str, text: str) -> HybridConfig:
 def test_every_field_is_checked_here() -> None:
     names = {field.name for field in fields(HybridConfig)}
 
-    assert names == {*CHOICES, *BOOLEANS, *WHOLE, *NUMBERS}
+    assert names == {*CHOICES, *BOOLEANS, *TEXTS, *WHOLE, *NUMBERS}
     assert set(RANGES) == {*WHOLE, *NUMBERS}
 
 
@@ -125,6 +183,14 @@ def test_what_is_no_truth_value_is_refused(field: str, value: object) -> None:
     assert (error.field, error.value, error.rule) == (field, value, BOOLEANS[field])
 
 
+@pytest.mark.parametrize("field", TEXTS)
+@pytest.mark.parametrize("value", [1, 0.5, True, ["hybrid"], b"hybrid"])
+def test_what_is_no_text_is_refused(field: str, value: object) -> None:
+    error = refused(field, value)
+
+    assert (error.field, error.value, error.rule) == (field, value, TEXTS[field])
+
+
 @pytest.mark.parametrize("field", WHOLE)
 @pytest.mark.parametrize("value", ["1", 1.0, 2.5, True, float("inf"), [1], np.float64(1)])
 def test_what_is_no_whole_number_is_refused(field: str, value: object) -> None:
@@ -141,7 +207,7 @@ def test_what_is_no_number_is_refused(field: str, value: object) -> None:
     assert (error.field, error.value, error.rule) == (field, value, NUMBERS[field])
 
 
-@pytest.mark.parametrize("field", [*CHOICES, *BOOLEANS, *WHOLE, *NUMBERS])
+@pytest.mark.parametrize("field", [*CHOICES, *BOOLEANS, *TEXTS, *WHOLE, *NUMBERS])
 def test_none_is_taken_where_it_has_a_meaning_and_only_there(field: str) -> None:
     if field in OPTIONAL:
         assert getattr(made(field, None), field) is None
@@ -175,6 +241,14 @@ def test_a_whole_number_is_a_number(field: str) -> None:
     assert getattr(made(field, 1), field) == 1
 
 
+def test_hybrid_needs_one_weight() -> None:
+    weights = {"hybrid_balance_weight": 0.0, "hybrid_performance_weight": 0.0, "hybrid_memory_weight": 0.0}
+
+    with pytest.raises(ConfigError, match=r"^hybrid_balance_weight must be positive where the two other weights"):
+        HybridConfig(**weights)  # type: ignore[arg-type]
+    assert HybridConfig(**(weights | {"hybrid_memory_weight": 1})).hybrid_memory_weight == 1  # type: ignore[arg-type]
+
+
 def test_but_changes_what_is_given_and_keeps_the_rest() -> None:
     config = HybridConfig(mode="queue", lease_s=2.0)
     other = config.but(lease_s=None, claim_frac=1)
@@ -199,6 +273,7 @@ def test_an_environment_without_our_variables_gives_the_defaults() -> None:
     [
         ("mode", "lockstep", "lockstep"),
         ("mode", " Queue ", "queue"),
+        ("policy", " MyPolicy ", "MyPolicy"),
         ("gather", "none", "none"),
         ("enabled", "0", False),
         ("enabled", "Off", False),
@@ -272,7 +347,7 @@ def test_an_argument_counts_more_than_the_environment() -> None:
 
 
 @given(
-    field=st.sampled_from(sorted({*CHOICES, *BOOLEANS, *WHOLE, *NUMBERS})),
+    field=st.sampled_from(sorted({*CHOICES, *BOOLEANS, *TEXTS, *WHOLE, *NUMBERS})),
     value=st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers()),
 )
 @settings(deadline=None)

@@ -1,220 +1,161 @@
 from __future__ import annotations
 
-import statistics
+import math
+from decimal import Decimal
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-from lightning_hybrid.core.cost import SpeedModel, fill_speeds, load_score, prior_speeds
+from lightning_hybrid.core.cost import Costs, check_cost, check_costs
+from lightning_hybrid.core.errors import CostError
 
-FRACTIONS = st.floats(0, 1)
-WEIGHTS = (0.4, 0.4, 0.2)
-
-
-def model_of(*seconds: float, cost: float = 10.0, window_steps: int = 5) -> SpeedModel:
-    model = SpeedModel(window_steps)
-    for step_s in seconds:
-        model.observe(cost, step_s)
-    return model
+COSTS = hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(0, 1e6))
 
 
-# --- SpeedModel -----------------------------------------------------------------------------------------------------
+def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
 
 
-def test_a_speed_is_unknown_before_the_first_step() -> None:
-    model = SpeedModel(5)
-
-    assert model.speed_per_s is None
-    assert model.step_s is None
+def floats(*values: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array(values, dtype=np.float64)
 
 
-def test_a_speed_is_the_cost_of_a_second() -> None:
-    model = model_of(2.0, 2.0, 2.0)
-
-    assert model.speed_per_s == 5.0
-    assert model.step_s == 2.0
+# --- Costs ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_slow_step_does_not_move_the_speed() -> None:
-    assert model_of(2.0, 2.0, 60.0, 2.0).speed_per_s == 5.0
+def test_equal_costs_are_one_each() -> None:
+    costs = Costs.equal(3)
+
+    assert len(costs) == 3
+    assert costs.compute.tolist() == [1.0, 1.0, 1.0]
+    assert costs.memory is None
+    assert costs.io is None
 
 
-def test_steps_of_unequal_cost_count_by_their_pace() -> None:
-    model = SpeedModel(5)
-    for cost, seconds in ((10, 2.0), (5, 1.0), (20, 4.0)):
-        model.observe(cost, seconds)
+def test_taking_costs_keeps_the_order_that_was_asked_for() -> None:
+    taken = Costs(compute=floats(1, 2, 3), memory=floats(4, 5, 6)).take(ints(2, 0))
 
-    assert model.speed_per_s == 5.0
-    assert model.step_s == 2.0
-
-
-def test_a_first_step_of_its_shape_counts_while_there_is_no_other() -> None:
-    model = SpeedModel(5)
-    model.observe(10, 20.0, first_of_shape=True)
-
-    assert model.speed_per_s == 0.5
-    assert model.step_s == 20.0
+    assert taken.compute.tolist() == [3.0, 1.0]
+    assert taken.memory is not None
+    assert taken.memory.tolist() == [6.0, 4.0]
+    assert taken.io is None
 
 
-def test_a_first_step_of_its_shape_is_left_out_as_soon_as_there_is_another() -> None:
-    model = SpeedModel(5)
-    model.observe(10, 20.0, first_of_shape=True)
-    model.observe(10, 2.0)
+def test_costs_of_cells_are_sums_and_an_empty_cell_costs_nothing() -> None:
+    cells = Costs(compute=floats(1, 2, 3, 4), io=floats(1, 0, 0, 1)).of_cells(ints(0, 2, 2, 3, 4))
 
-    assert model.speed_per_s == 5.0
-    assert model.step_s == 2.0
-
-
-def test_a_later_first_step_of_another_shape_moves_nothing() -> None:
-    model = model_of(2.0)
-    model.observe(3, 50.0, first_of_shape=True)
-
-    assert model.speed_per_s == 5.0
-    assert model.step_s == 2.0
+    assert cells.compute.tolist() == [3.0, 0.0, 3.0, 4.0]
+    assert cells.io is not None
+    assert cells.io.tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert cells.memory is None
 
 
-@pytest.mark.parametrize(("cost", "seconds"), [(0, 1.0), (-1, 1.0), (10, 0.0), (10, -1.0)])
-def test_a_step_without_cost_or_time_says_nothing(cost: float, seconds: float) -> None:
-    model = model_of(2.0)
-    model.observe(cost, seconds)
-    model.observe(cost, seconds, first_of_shape=True)
-
-    assert model.speed_per_s == 5.0
-    assert SpeedModel(5).speed_per_s is None
+def test_costs_of_no_cells_are_none() -> None:
+    assert len(Costs.equal(0).of_cells(ints(0))) == 0
 
 
-@pytest.mark.parametrize("window_steps", [1, 2, 3, 4, 5, 8, 9])
-def test_a_slowdown_is_followed_within_half_a_window(window_steps: int) -> None:
-    model = model_of(*[1.0] * 50, window_steps=window_steps)
-    for _ in range(window_steps // 2 + 1):
-        model.observe(10, 3.0)
-
-    assert model.speed_per_s == pytest.approx(10 / 3)
+def test_costs_that_are_all_zero_count_as_equal_in_cells() -> None:
+    assert Costs(compute=floats(0, 0, 0)).of_cells(ints(0, 2, 3)).compute.tolist() == [2.0, 1.0]
 
 
-@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=30), st.integers(1, 9))
-@settings(deadline=None)
-def test_a_speed_is_the_median_of_the_newest_steps(seconds: list[float], window_steps: int) -> None:
-    model = model_of(*seconds, cost=1.0, window_steps=window_steps)
+def test_equal_samples_make_exactly_equal_cells() -> None:
+    cells = Costs(compute=np.full(3000, 0.1)).of_cells(np.arange(0, 3001, 10, dtype=np.int64))
 
-    assert model.step_s == statistics.median(seconds[-window_steps:])
-    assert model.speed_per_s == pytest.approx(1 / statistics.median(seconds[-window_steps:]))
+    assert len(set(cells.compute.tolist())) == 1
 
 
-# --- load_score -----------------------------------------------------------------------------------------------------
+@given(COSTS, st.data())
+def test_cells_add_up_to_their_samples(values: np.ndarray[Any, np.dtype[np.float64]], data: st.DataObject) -> None:
+    inner = data.draw(st.lists(st.integers(0, len(values)), max_size=10))
+    cells = Costs(compute=values).of_cells(ints(0, *sorted(inner), len(values)))
+
+    assert (cells.compute >= 0).all()
+    total = values.sum() if values.any() else len(values)
+    assert cells.compute.sum() == pytest.approx(total)
+
+
+def test_a_digest_tells_costs_apart_and_their_kinds() -> None:
+    costs = Costs(compute=floats(1, 2))
+
+    assert costs.digest == Costs(compute=floats(1, 2)).digest
+    assert len(costs.digest) == 16
+    assert int(costs.digest, 16) >= 0
+    others = [
+        Costs(compute=floats(2, 1)),
+        Costs(compute=floats(1, 2), memory=floats(1, 2)),
+        Costs(compute=floats(1, 2), io=floats(1, 2)),
+    ]
+    assert len({costs.digest, *(other.digest for other in others)}) == 4
+
+
+def test_kinds_of_unlike_lengths_are_refused() -> None:
+    with pytest.raises(CostError, match=r"memory costs must be as many as compute costs, 2, got shape \(3,\)"):
+        Costs(compute=floats(1, 2), memory=floats(1, 2, 3))
+
+
+# --- check_costs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("memory", "compute", "network", "score"),
-    [
-        (0.5, 0.25, 1.0, 0.5),
-        (0.0, 0.0, 0.0, 0.0),
-        (1.0, 1.0, 1.0, 1.0),
-        (0.5, 0.25, None, 0.375),
-        (0.5, None, None, 0.5),
-        (None, None, 0.75, 0.75),
-        (None, 0.3, 0.9, 0.5),
-        (None, None, None, None),
-        (1.7, -0.2, 0.0, 0.4),
-    ],
+    "values", [[1, 2.5, 0], (1, 2.5, 0), np.array([1, 2.5, 0], dtype=np.float32), [Decimal(1), np.float64(2.5), False]]
 )
-def test_unknown_parts_of_a_load_are_left_out_and_the_weights_scaled_up(
-    memory: float | None, compute: float | None, network: float | None, score: float | None
-) -> None:
-    given_score = load_score(memory_frac=memory, compute_frac=compute, network_frac=network, weights=WEIGHTS)
+def test_good_costs_come_back_as_an_array(values: Any) -> None:
+    costs = check_costs(values, 3)
 
-    assert given_score == (None if score is None else pytest.approx(score))
-
-
-def test_a_part_of_weight_zero_says_nothing() -> None:
-    score = load_score(memory_frac=0.9, compute_frac=0.1, network_frac=None, weights=(0, 0.4, 0.2))
-
-    assert score == pytest.approx(0.1)
-    assert load_score(memory_frac=0.9, compute_frac=None, network_frac=None, weights=(0, 0.4, 0.2)) is None
-    assert load_score(memory_frac=0.9, compute_frac=0.9, network_frac=0.9, weights=(0, 0, 0)) is None
+    assert costs.dtype == np.float64
+    assert costs.tolist() == [1.0, 2.5, 0.0]
 
 
-@given(FRACTIONS, FRACTIONS, FRACTIONS, st.tuples(*[st.floats(0.01, 100)] * 3))
-@settings(deadline=None)
-def test_a_load_lies_between_its_least_and_its_greatest_part(
-    memory: float, compute: float, network: float, weights: tuple[float, float, float]
-) -> None:
-    score = load_score(memory_frac=memory, compute_frac=compute, network_frac=network, weights=weights)
+def test_the_array_is_a_copy() -> None:
+    values = floats(1, 2)
+    check_costs(values, 2)[0] = 9.0
 
-    assert score is not None
-    assert min(memory, compute, network) - 1e-9 <= score <= max(memory, compute, network) + 1e-9
+    assert values.tolist() == [1.0, 2.0]
 
 
-# --- prior_speeds ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("num", [0, 3])
+def test_costs_that_are_all_zero_count_as_all_equal(num: int) -> None:
+    assert check_costs([0.0] * num, num).tolist() == [1.0] * num
 
 
 @pytest.mark.parametrize(
-    ("scores", "speeds"),
+    ("values", "message"),
     [
-        ([0.0, 0.5], [1.0, 0.5]),
-        ([0.25, 0.25, 0.25], [0.75, 0.75, 0.75]),
-        ([1.0, 1.0], [1.0, 1.0]),
-        ([None, None, None], [1.0, 1.0, 1.0]),
-        ([1.0, None], [1.0, 1.0]),
-        ([0.0, None, 0.5], [1.0, 0.75, 0.5]),
-        ([1.0, 0.5], [0.0, 0.5]),
-        ([], []),
+        ([1.0, -2.0, -3.0], r"cost of sample 1 must be at least 0 and finite, got -2\.0"),
+        ([1.0, 2.0, math.nan], "cost of sample 2 must be at least 0 and finite, got nan"),
+        ([math.inf, 2.0, math.nan], "cost of sample 0 must be at least 0 and finite, got inf"),
+        (np.array([1, -1, 1]), r"cost of sample 1 must be at least 0 and finite, got -1\.0"),
+        ([1.0, None, -1.0], "cost of sample 1 must be a number, got None"),
+        ([1.0, "2", 3.0], "cost of sample 1 must be a number, got '2'"),
+        (["1", "2", "3"], "cost of sample 0 must be a number, got '1'"),
+        ([1.0, 2.0, [3.0]], r"cost of sample 2 must be a number, got \[3\.0\]"),
+        ([[1.0], [2.0], [3.0]], r"cost of sample 0 must be a number, got \[1\.0\]"),
+        ([1.0, 2.0, 1j], "cost of sample 0 must be a number|cost of sample 2 must be a number, got 1j"),
+        ([1.0, 2.0], "cost must have one entry per sample, 3, got 2"),
+        ([1.0] * 4, "cost must have one entry per sample, 3, got 4"),
     ],
 )
-def test_speeds_follow_the_free_part_of_each_device(scores: list[float | None], speeds: list[float]) -> None:
-    assert prior_speeds(scores) == speeds
+def test_bad_costs_are_named_by_their_index(values: Any, message: str) -> None:
+    with pytest.raises(CostError, match=message):
+        check_costs(values, 3)
 
 
-@given(st.lists(st.none() | FRACTIONS, min_size=1, max_size=8))
-@settings(deadline=None)
-def test_prior_speeds_are_never_negative_and_never_all_zero(scores: list[float | None]) -> None:
-    speeds = prior_speeds(scores)
-
-    assert len(speeds) == len(scores)
-    assert min(speeds) >= 0
-    assert max(speeds) > 0
+def test_the_kind_of_cost_is_named() -> None:
+    with pytest.raises(CostError, match="memory cost of sample 0"):
+        check_costs([-1.0], 1, kind="memory cost")
+    with pytest.raises(CostError, match="io of sample 'a'"):
+        check_cost(math.nan, "a", kind="io")
 
 
-@given(st.none() | FRACTIONS, st.integers(1, 8))
-@settings(deadline=None)
-def test_devices_of_equal_load_count_as_equal(score: float | None, world: int) -> None:
-    assert prior_speeds([score] * world) == pytest.approx([prior_speeds([score] * world)[0]] * world)
-
-
-# --- fill_speeds ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("measured", "prior", "speeds"),
-    [
-        ([8.0, 4.0], [1.0, 1.0], [8.0, 4.0]),
-        ([None, None], [1.0, 0.5], [1.0, 0.5]),
-        ([8.0, None], [1.0, 0.5], [8.0, 4.0]),
-        ([8.0, None], [1.0, 1.0], [8.0, 8.0]),
-        ([8.0, 2.0, 6.0, None], [1.0, 1.0, 1.0, 0.5], [8.0, 2.0, 6.0, 3.0]),
-        ([8.0, None], [1.0, 0.0], [8.0, 0.08]),
-        ([None, None], [1.0, 0.0], [1.0, 0.01]),
-    ],
-)
-def test_a_replica_without_a_speed_gets_the_one_that_the_prior_implies(
-    measured: list[float | None], prior: list[float], speeds: list[float]
-) -> None:
-    assert fill_speeds(measured, prior) == pytest.approx(speeds)
-
-
-def test_a_measured_replica_whose_prior_was_zero_does_not_mix_the_units() -> None:
-    # replica 0 was fully loaded by others when it was asked, and has done 1000 samples per second since
-    speeds = fill_speeds([1000.0, None], [0.0, 1.0])
-
-    assert speeds[0] == 1000.0
-    assert speeds[1] >= 1000.0
-
-
-@given(st.lists(st.tuples(st.none() | st.floats(1e-3, 1e6), st.floats(0.01, 1)), min_size=1, max_size=8))
-@settings(deadline=None)
-def test_filled_speeds_are_positive_and_keep_what_was_measured(pairs: list[tuple[float | None, float]]) -> None:
-    speeds = fill_speeds([speed for speed, _ in pairs], [guess for _, guess in pairs])
-
-    assert min(speeds) > 0
-    assert all(speed == known for speed, (known, _) in zip(speeds, pairs, strict=True) if known is not None)
+@given(st.lists(st.floats(), min_size=1, max_size=20))
+def test_what_is_accepted_is_what_a_cost_can_be(values: list[float]) -> None:
+    try:
+        costs = check_costs(values, len(values))
+    except CostError:
+        assert not all(0 <= value < math.inf for value in values)
+    else:
+        assert costs.tolist() == (values if any(values) else [1.0] * len(values))

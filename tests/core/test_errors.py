@@ -27,6 +27,7 @@ def test_a_config_error_survives_the_way_to_another_process() -> None:
     ("name", "builtin"),
     [
         ("ConfigError", ValueError),
+        ("CostError", ValueError),
         ("PlanError", ValueError),
         ("CoordinationTimeout", TimeoutError),
         ("CollectiveInQueueMode", RuntimeError),

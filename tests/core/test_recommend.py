@@ -154,6 +154,46 @@ def test_the_advice_fits_the_kind_of_device(device: DeviceState | None, name: st
     assert tool in recommendation.how_to
 
 
+def costly(replica: int, *, samples: int, cost: float, busy_s: float, error_frac: float | None = None) -> ReplicaRecord:
+    return ReplicaRecord(
+        replica=replica,
+        samples=samples,
+        cost=cost,
+        steps=20,
+        busy_s=busy_s,
+        speed_per_s=samples / busy_s,
+        cost_speed_per_s=cost / busy_s,
+        mean_cost_speed_per_s=cost / busy_s,
+        cost_speed_error_frac=error_frac,
+    )
+
+
+def test_a_replica_with_longer_samples_is_no_straggler() -> None:
+    short, long = costly(0, samples=300, cost=300, busy_s=3.0), costly(1, samples=100, cost=310, busy_s=3.0)
+
+    assert straggler(replace(snapshot_of([]), replicas=(short, long))) is None
+    assert straggler(snapshot_of([short.speed_per_s, long.speed_per_s])) is not None
+
+
+def test_a_slow_replica_with_shorter_samples_is_a_straggler() -> None:
+    quick, slow = costly(0, samples=100, cost=300, busy_s=1.0), costly(1, samples=100, cost=100, busy_s=1.0)
+    recommendation = found(replace(snapshot_of([]), replicas=(quick, slow)))
+
+    assert recommendation.id == "straggler/predict/replica1"
+    # the mean sample costs 2: 150 and 50 of them per second
+    assert recommendation.evidence["median_speed_of_others_per_s"] == 150.0
+    assert recommendation.evidence["replica_speed_per_s"] == 50.0
+    assert recommendation.evidence["dealt_by_speed_s"] == 5.0
+
+
+@pytest.mark.parametrize(("error_frac", "is_one"), [(None, True), (0.0, True), (0.1, True), (0.2, False), (0.6, False)])
+def test_a_straggler_is_only_who_is_slow_beyond_the_error_of_its_speed(error_frac: float | None, is_one: bool) -> None:
+    quick = costly(0, samples=200, cost=200, busy_s=1.0)
+    slow = costly(1, samples=100, cost=100, busy_s=1.0, error_frac=error_frac)
+
+    assert (straggler(replace(snapshot_of([]), replicas=(quick, slow))) is not None) == is_one
+
+
 @given(
     speeds_per_s=st.lists(st.floats(0.01, 1e5), min_size=2, max_size=12),
     samples_total=st.integers(1, 10**9),

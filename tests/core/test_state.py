@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
+from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord, StepShape
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 DEVICES = st.builds(
@@ -22,6 +22,10 @@ RECORDS = st.builds(
     samples=st.integers(0),
     busy_s=FINITE,
     speed_per_s=st.none() | FINITE,
+    cost=st.none() | FINITE,
+    newest_steps=st.lists(
+        st.builds(StepShape, st.integers(1), st.integers(1), st.none() | st.integers(0), FINITE), max_size=3
+    ).map(tuple),
     finished=st.booleans(),
     device=st.none() | DEVICES,
 )
@@ -103,3 +107,41 @@ def test_imbalance_lies_between_zero_and_one(busy: list[float]) -> None:
     assert imbalance is not None
     assert 0 <= imbalance < 1
     assert (imbalance == 0) == (len(set(busy)) == 1)
+
+
+def costly(
+    replica: int, samples: int, cost: float | None, speed_per_s: float, cost_speed_per_s: float | None
+) -> ReplicaRecord:
+    return ReplicaRecord(
+        replica=replica,
+        samples=samples,
+        cost=cost,
+        busy_s=samples / speed_per_s,
+        speed_per_s=speed_per_s,
+        cost_speed_per_s=cost_speed_per_s,
+        mean_cost_speed_per_s=cost_speed_per_s,
+    )
+
+
+def test_speeds_are_told_in_samples_of_mean_cost() -> None:
+    light, heavy = costly(0, 30, 30.0, 10.0, 10.0), costly(1, 10, 90.0, 1.0, 9.0)
+    snapshot = snapshot_of(light, heavy, ReplicaRecord(replica=2, cost=0.0))
+
+    assert snapshot.cost_per_sample == 3.0
+    assert [snapshot.speed_of(record) for record in snapshot.replicas] == [pytest.approx(10 / 3), 3.0, None]
+    assert [snapshot.mean_speed_of(record) for record in snapshot.replicas] == [pytest.approx(10 / 3), 3.0, None]
+
+
+def test_speeds_are_told_in_samples_where_a_replica_has_not_counted_costs() -> None:
+    snapshot = snapshot_of(costly(0, 30, 30.0, 10.0, 10.0), costly(1, 10, None, 1.0, None))
+
+    assert snapshot.cost_per_sample is None
+    assert [snapshot.speed_of(record) for record in snapshot.replicas] == [10.0, 1.0]
+    assert [snapshot.mean_speed_of(record) for record in snapshot.replicas] == [10.0, 1.0]
+
+
+def test_samples_that_cost_nothing_are_told_as_samples() -> None:
+    snapshot = snapshot_of(costly(0, 30, 0.0, 10.0, None))
+
+    assert snapshot.cost_per_sample is None
+    assert snapshot.speed_of(snapshot.replicas[0]) == 10.0

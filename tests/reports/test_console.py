@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from lightning_hybrid.core.recommend import Recommendation
 from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
@@ -9,7 +10,6 @@ from lightning_hybrid.reports.console import format_table, print_table
 FAST = ReplicaRecord(
     replica=0,
     samples=1200,
-    cells=150,
     steps=150,
     busy_s=5.9,
     wait_s=0.05,
@@ -22,7 +22,6 @@ FAST = ReplicaRecord(
 SLOW = ReplicaRecord(
     replica=1,
     samples=400,
-    cells=50,
     steps=50,
     busy_s=5.9,
     wait_s=0.1,
@@ -69,6 +68,12 @@ def test_unknown_is_a_dash() -> None:
         "      0  -             -        0         -       -      0.00       0  -",
         "all replicas: - samples/s, load imbalance - (0 is even), own overhead - us per step",
     ]
+
+
+def test_a_stream_that_goes_on_has_no_total() -> None:
+    going_on = replace(snapshot_of(FAST, SLOW), samples_total=None)
+
+    assert format_table(going_on).splitlines()[0] == "lightning_hybrid, predict, queue mode: 1,600 samples in 6.00 s"
 
 
 def test_a_device_without_a_driver_reading_shows_what_is_allocated() -> None:

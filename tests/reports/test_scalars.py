@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
 from lightning_hybrid.reports.scalars import custom_scalars_layout, overhead_us_per_step, scalars
 
@@ -50,6 +52,15 @@ def test_every_known_number_has_its_tag() -> None:
         "devices/validate/host_memory_used_gib/replica0": 2.0,
         "devices/validate/process_memory_gib/replica0": 0.5,
     }
+
+
+def test_a_replica_with_longer_samples_is_not_shown_as_slow() -> None:
+    short = ReplicaRecord(replica=0, samples=30, cost=30.0, speed_per_s=10.0, cost_speed_per_s=10.0)
+    long = ReplicaRecord(replica=1, samples=10, cost=30.0, speed_per_s=3.3, cost_speed_per_s=10.0)
+    shown = scalars(snapshot_of(short, long))
+
+    assert shown["balance/validate/speed_samples_per_s/replica0"] == pytest.approx(10 / 1.5)
+    assert shown["balance/validate/speed_samples_per_s/replica1"] == pytest.approx(10 / 1.5)
 
 
 def test_what_is_not_known_is_left_out() -> None:
