@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_hybrid.core.partition import apportion, last_round_sizes, round_sizes
+from lightning_hybrid.core.errors import ConfigError
+from lightning_hybrid.core.partition import apportion, distribute_workload, last_round_sizes, round_sizes
 
 WEIGHTS = st.lists(st.floats(0, 1e6), min_size=1, max_size=9).filter(lambda weights: sum(weights) > 1e-6)
 SPEEDS = st.lists(st.floats(0.01, 1000), min_size=1, max_size=9)
@@ -92,6 +93,63 @@ def test_equal_weights_differ_by_at_most_one_and_ties_go_to_the_first(total: int
     assert shares == sorted(shares, reverse=True)
 
 
+# --- distribute_workload ----------------------------------------------------------------------------------------------
+
+SPEEDS_OR_STANDSTILL = st.lists(
+    st.floats(0, 1e6) | st.sampled_from([0.0, 1.0, 1.0, 3.0]), min_size=1, max_size=9
+).filter(any)
+
+
+@given(st.integers(0, 10**30), SPEEDS_OR_STANDSTILL)
+@settings(deadline=None)
+def test_a_workload_adds_up_however_large_it_is(total: int, speeds: list[float]) -> None:
+    shares = distribute_workload(total, speeds)
+
+    assert sum(shares) == total
+    assert min(shares) >= 0
+    assert all(share == 0 for share, speed in zip(shares, speeds, strict=True) if speed == 0)
+
+
+@given(st.integers(0, 10**20), SPEEDS_OR_STANDSTILL)
+@settings(deadline=None)
+def test_a_faster_replica_never_gets_less_than_a_slower_one(total: int, speeds: list[float]) -> None:
+    pairs = sorted(zip(speeds, distribute_workload(total, speeds), strict=True))
+
+    for (slower, less), (faster, more) in itertools.combinations(pairs, 2):
+        assert slower == faster or less <= more
+
+
+@given(st.integers(0, 10**9), SPEEDS_OR_STANDSTILL, st.integers(0, 8), st.floats(0, 1e6))
+@settings(deadline=None)
+def test_a_replica_that_becomes_faster_never_gets_less(
+    total: int, speeds: list[float], which: int, more: float
+) -> None:
+    replica = which % len(speeds)
+    faster = [speed + more if r == replica else speed for r, speed in enumerate(speeds)]
+
+    assert distribute_workload(total, faster)[replica] >= distribute_workload(total, speeds)[replica]
+
+
+@pytest.mark.parametrize(
+    ("total", "speeds", "message"),
+    [
+        (-1, [1.0], "total must be a whole number of at least 0, got -1"),
+        (2.0, [1.0], "total must be a whole number, got 2.0"),
+        (True, [1.0], "total must be a whole number of at least 0, got True"),
+        (None, [1.0], "total must be a whole number, got None"),
+        (3, [], "speeds must hold at least one that is positive, got []"),
+        (3, [0.0, 0.0], "speeds must hold at least one that is positive, got [0.0, 0.0]"),
+        (3, [1.0, -2.0], "speeds[1] must be finite and at least 0, got -2.0"),
+        (3, [float("nan")], "speeds[0] must be finite and at least 0, got nan"),
+        (3, [1.0, float("inf")], "speeds[1] must be finite and at least 0, got inf"),
+    ],
+)
+def test_a_workload_that_cannot_be_distributed_is_refused(total: int, speeds: list[float], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        distribute_workload(total, speeds)
+    assert str(caught.value) == message
+
+
 # --- round_sizes ----------------------------------------------------------------------------------------------------
 
 
@@ -163,33 +221,37 @@ def test_equal_replicas_get_full_batches(world: int, speed: float, max_size: int
 
 
 @pytest.mark.parametrize(
-    ("remaining", "speeds", "max_size", "sizes"),
+    ("remaining", "speeds", "full", "sizes"),
     [
-        (49, [1, 1, 1, 1 / 3], 15, [15, 15, 15, 4]),
-        (4, [1, 1, 1, 1 / 3], 15, [1, 1, 1, 1]),
-        (3, [1, 1, 1, 1], 16, [1, 1, 1, 0]),
-        (1, [1, 1, 1, 1], 16, [1, 0, 0, 0]),
-        (0, [1, 1], 16, [0, 0]),
-        (7, [1, 1], 4, [4, 3]),
-        (8, [3, 1], 4, [4, 4]),
+        (49, [1, 1, 1, 1 / 3], [15, 15, 15, 5], [15, 15, 15, 4]),
+        (4, [1, 1, 1, 1 / 3], [15, 15, 15, 5], [1, 1, 1, 1]),
+        (3, [1, 1, 1, 1], [16, 16, 16, 16], [1, 1, 1, 0]),
+        (1, [1, 1, 1, 1], [16, 16, 16, 16], [1, 0, 0, 0]),
+        (0, [1, 1], [16, 16], [0, 0]),
+        (7, [1, 1], [4, 4], [4, 3]),
+        (8, [3, 1], [4, 4], [4, 4]),
+        # the second has no memory for more, however fast it is
+        (9, [1, 1], [10, 3], [6, 3]),
+        (9, [1, 5], [10, 3], [6, 3]),
     ],
 )
 def test_a_last_round_uses_up_what_is_left(
-    remaining: int, speeds: list[float], max_size: int, sizes: list[int]
+    remaining: int, speeds: list[float], full: list[int], sizes: list[int]
 ) -> None:
-    assert last_round_sizes(remaining, speeds, max_size) == sizes
+    assert last_round_sizes(remaining, speeds, full) == sizes
 
 
 @given(SPEEDS, st.integers(1, 64), st.data())
 @settings(deadline=None)
 def test_a_last_round_leaves_nothing_and_fits(speeds: list[float], max_size: int, data: st.DataObject) -> None:
-    full = round_sizes(speeds, max_size)
+    caps = data.draw(st.lists(st.none() | st.integers(1, 64), min_size=len(speeds), max_size=len(speeds)))
+    full = round_sizes(speeds, max_size, caps)
     remaining = data.draw(st.integers(0, sum(full)))
-    sizes = last_round_sizes(remaining, speeds, max(full))
+    sizes = last_round_sizes(remaining, speeds, full)
 
     assert sum(sizes) == remaining
     assert min(sizes) >= (1 if remaining >= len(speeds) else 0)
-    assert max(sizes) <= max(full)
+    assert all(size <= most for size, most in zip(sizes, full, strict=True))
 
 
 @given(SPEEDS, st.integers(1, 64))
