@@ -7,22 +7,31 @@ closes here is `EpochRun._learn`: measured step times feed the speed model, and 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
+from lightning_hybrid.core.conductor import Conductor
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
+from lightning_hybrid.core.learned import CostParameters
+from lightning_hybrid.core.plan import Grid
+from lightning_hybrid.core.recording import KeptSteps
 from lightning_hybrid.core.state import BalanceSnapshot, Mode
 from lightning_hybrid.probes.base import DeviceProbe
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.claimer import QueueDealer
-from lightning_hybrid.runtime.dealing import EpochSpec, Stage, new_dealer, prior_from, probe_works
+from lightning_hybrid.runtime.collectives import CollectiveClock, CollectiveCounter, CollectiveWatch
+from lightning_hybrid.runtime.dealing import new_dealer, prior_from, probe_works
 from lightning_hybrid.runtime.figures import EpochFigures
 from lightning_hybrid.runtime.recorder import StepRecorder
+from lightning_hybrid.runtime.recording import Recording, recording_of
 from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
+from lightning_hybrid.runtime.spec import EpochSpec, Stage
+from lightning_hybrid.runtime.steering import LEADER, Steering, learnt_by_leader
 from lightning_hybrid.runtime.store import InProcessStore, Store
-from lightning_hybrid.runtime.timing import CollectiveClock, CollectiveCounter, StepTimer
+from lightning_hybrid.runtime.timing import StepTimer
 from lightning_hybrid.runtime.work import Dealer, Exhausted, StaticDealer, Work
 
 MayRecut = Callable[["EpochRun", Any, int], bool]
@@ -40,6 +49,7 @@ class Engine:
         probe: Reads the device.
         new_timer: Makes the timer that fits the device.
         mode: ``config.mode`` with what the strategy demands taken into account.
+        steering: What is decided in the course of the run; by ``config`` alone where it is left out.
     """
 
     def __init__(
@@ -52,7 +62,10 @@ class Engine:
         probe: DeviceProbe,
         new_timer: Callable[[], StepTimer],
         mode: ModeOption,
+        steering: Steering | None = None,
     ) -> None:
+        self.steering = steering or Steering(config)
+        """What is decided for all replicas in the course of the run."""
         self.config, self.replica, self.num_replicas = config, replica, num_replicas
         self.probe, self.new_timer, self.collectives = probe, new_timer, CollectiveClock()
         self.current: EpochRun | None = None
@@ -120,23 +133,28 @@ class EpochRun:
         """Works that were begun, in the order of the steps; ghosts are left out."""
         self._engine, self._mode = engine, mode
         self._handed: deque[Work] = deque()  # batches whose step has not run: one, or more where the loop reads ahead
-        self._work: Work | None = None
         self._steps_begun = 0
-        self._collectives = CollectiveCounter()
-        self._collectives_at_start: int | None = None
+        self._collectives = CollectiveWatch(engine.replica, spec.stage, CollectiveCounter())
         self._closed = False
         self._first_works = iter(probe_works(spec, engine.replica, engine.num_replicas) if works is None else [])
         self._dealer: Dealer | None = None if works is None else StaticDealer(works)
         replica, world = (engine.replica, engine.num_replicas) if works is None else (0, 1)
-        first_cell = min(spec.first_rounds * world, spec.grid.num_cells)
-        self._queue = SharedQueue(store, replica, world, first_cell, spec.grid.num_cells)
+        self._queue = SharedQueue(store, replica, world)
         self._board = Board(
-            self._queue, replica, engine.config, read_device=engine.probe.read, watch=self._late_collective
+            self._queue, replica, world, engine.config, read_device=engine.probe.read, watch=self._late_collective
         )
         timer = engine.new_timer()
         self.recorder = StepRecorder(
-            engine.replica, timer, engine.config.speed_window_steps, lambda: self._board.waited_s + timer.blocked_s
+            engine.replica,
+            timer,
+            engine.config.speed_window_steps,
+            lambda: self._board.waited_s + timer.blocked_s,
+            cost_of=None if spec.costs is None else spec.cost_of,
+            usual_cost=spec.usual_cost,
+            recorded_steps=engine.config.recorded_steps,
         )
+        self._learnt: str | None = None
+        self._conductor: Conductor | None = None
         self._board.source = lambda: self.recorder.record(cells_stolen=self._cells_stolen)
         self.figures = EpochFigures(spec, engine.replica, self._board)
 
@@ -194,6 +212,8 @@ class EpochRun:
         self.recorder.record(cells_stolen=self._cells_stolen, finished=True)
         if self._dealer is not None:
             self._dealer.finish()
+        if self._conductor is not None:
+            self._conductor.take_stock()
         self.close()
         self._engine.when_finished(self)
 
@@ -212,35 +232,36 @@ class EpochRun:
 
     # --- steps --------------------------------------------------------------------------------------------------
 
-    def run_step(self, step: Callable[[], Any], may_recut: MayRecut) -> Any:
+    def run_step(self, step: Callable[[], Any], may_recut: MayRecut, elements: int | None = None) -> Any:
         """Runs the user's step on the current work and measures it.
 
         Args:
             step: Runs it and returns its output.
             may_recut: Whether batches may be cut anew; asked once.
+            elements: How many elements the tensors of the batch have.
 
         Raises:
             CollectiveInQueueMode: the step issued a collective after the first steps in queue mode.
         """
-        work, timer = self._handed.popleft(), self.recorder.timer
-        self._engine.current, self._work = self, work
+        work = self._handed.popleft()
+        self._engine.current = self
         with self.recorder.own_time:
-            before = self._collectives_at_start = self._collectives()
+            self._collectives.begin(work)
             waited_s = self._engine.collectives.waited_s
-            timer.start()
+            self.recorder.start()
         try:
             output = step()
         except Exception as error:
-            if self._mode == "queue" and self._collectives() != before:
+            if self._mode == "queue" and self._collectives.has_moved():
                 with suppress(CoordinationTimeout):  # the others may have ended already
-                    self._queue.raise_alarm(Alarm(self._complaint(work), is_collective=True))
-                raise CollectiveInQueueMode(self._complaint(work)) from error
+                    self._queue.raise_alarm(Alarm(self._collectives.complaint(), is_collective=True))
+                raise CollectiveInQueueMode(self._collectives.complaint()) from error
             raise
-        self._collectives_at_start = None
-        timer.stop(work, self._engine.collectives.waited_s - waited_s)
+        moved = self._collectives.end()
+        self.recorder.stop(work, self._engine.collectives.waited_s - waited_s, elements=elements)
         with self.recorder.own_time:
             self._steps_begun += 1
-            self._look_for_collectives(work, moved=self._collectives() != before)
+            self._look_for_collectives(moved=moved)
             if self._board.recut is None and self._mode == "lockstep" and not work.ghost:
                 self._board.recut = may_recut(self, output, work.size)
             self._learn()
@@ -248,11 +269,19 @@ class EpochRun:
 
     def _learn(self, *, drain: bool = False) -> None:
         """Feeds the times of finished steps to the speed model, and so to the next shares: the loop closes here."""
+        learnt = learnt_by_leader(self._board)
+        if learnt is not None and learnt != self._learnt:
+            self._learnt = learnt
+            self.recorder.adopt(CostParameters.from_json(learnt))
         for work in self.recorder.collect(drain=drain):
             if self.recorder.steps == 1:
                 self._board.exchange_soon()
-            if self._dealer is not None and self._dealer.mode == work.mode:
+            if self._dealer is not None:
                 self._dealer.done(work)
+
+    def measured(self, grid: Grid) -> None:
+        """The stream of this epoch was read to its end, and ``grid`` is what it held."""
+        self.spec = self.figures.spec = replace(self.spec, grid=grid)
 
     # --- what is known ------------------------------------------------------------------------------------------
 
@@ -260,6 +289,11 @@ class EpochRun:
     def mode(self) -> Mode:
         """How the work is dealt out; while that is not decided, as a queue."""
         return "queue" if self._mode == "auto" else self._mode
+
+    @property
+    def counts_elements(self) -> bool:
+        """Whether the sizes of batches may teach what steps cost."""
+        return self.is_balanced and self.spec.costs is None
 
     @property
     def has_batch(self) -> bool:
@@ -275,18 +309,22 @@ class EpochRun:
         """The newest records of all replicas: the final ones once they were exchanged."""
         return self.figures.snapshot(self.mode)
 
+    def recording_of(self, kept: Mapping[int, KeptSteps]) -> Recording:
+        """The recording of this pass, of the steps that every replica has kept."""
+        return recording_of(self.spec, self.mode, self._engine.config, kept)
+
     @property
     def _cells_stolen(self) -> int:
         return self._dealer.cells_stolen if isinstance(self._dealer, QueueDealer) else 0
 
     # --- modes --------------------------------------------------------------------------------------------------
 
-    def _look_for_collectives(self, work: Work, *, moved: bool) -> None:
+    def _look_for_collectives(self, *, moved: bool) -> None:
         """Ends ``auto`` after the first steps; later, a collective in queue mode ends the run."""
         if self._mode == "auto" and self._steps_begun == self.spec.probe_rounds:
             self._settle("lockstep" if moved else "queue")
         if moved and self._mode == "queue" and self._steps_begun >= self.spec.probe_rounds:
-            self._queue.raise_alarm(Alarm(self._complaint(work), is_collective=True))
+            self._queue.raise_alarm(Alarm(self._collectives.complaint(), is_collective=True))
             self._board.check()
 
     def _settle(self, mode: Literal["queue", "lockstep"]) -> None:
@@ -307,30 +345,24 @@ class EpochRun:
         return dealer.mode == work.mode and dealer.begin(work)
 
     def _new_dealer(self, mode: Mode) -> Dealer:
-        equal = [1.0] * self._engine.num_replicas
+        engine, steering = self._engine, self._engine.steering
         dealer = new_dealer(
-            mode, self.spec, self._board, self._queue, self._engine.config, equal, released=lambda: self._mode != "auto"
+            mode, self.spec, self._board, self._queue, engine.config, steering, released=lambda: self._mode != "auto"
         )
+        if engine.replica == LEADER and engine.num_replicas > 1:
+            self._conductor = steering.attend(self._board, dealer, self.spec, self._conductor)
         if isinstance(dealer, QueueDealer):
-            dealer.peers.newer_prior = self._prior
+            self._board.view.newer_prior = self._prior
             dealer.before_wait = lambda: self._learn(drain=True)  # what is done must be known before a wait for all
         return dealer
 
     def _prior(self) -> list[float]:
         with self._board.changed:
-            records = [peer.record for peer in self._board.peers if peer is not None]
+            records = [peer.record for peer in self._board.view.published.values()]
         return prior_from(records, self._engine.num_replicas, self._engine.config)
 
     def _late_collective(self) -> str | None:
         """For the background thread: why the run must end, when the running step hangs in a collective."""
-        work, before = self._work, self._collectives_at_start
-        if before is None or work is None or self._mode != "queue" or self._steps_begun < self.spec.probe_rounds:
+        if self._mode != "queue" or self._steps_begun < self.spec.probe_rounds or not self._collectives.has_moved():
             return None
-        return self._complaint(work) if self._collectives() != before else None
-
-    def _complaint(self, work: Work) -> str:
-        return (
-            f"replica {self._engine.replica} issued a collective in the {self.spec.stage} step of samples"
-            f" {work.start} to {work.stop - 1} of the loader, but in queue mode replicas take different numbers of"
-            ' steps; use HybridBalanceCallback(mode="lockstep")'
-        )
+        return self._collectives.complaint()

@@ -15,8 +15,8 @@ from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.state import DeviceState
 from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.probes.base import FakeProbe, NullProbe
-from lightning_hybrid.runtime.dealing import EpochSpec
 from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
+from lightning_hybrid.runtime.spec import EpochSpec
 from lightning_hybrid.runtime.store import InProcessStore, Store
 from lightning_hybrid.runtime.timing import EventTimer, HostTimer, StepTimer
 from lightning_hybrid.runtime.work import Work

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_hybrid.core.cost import FloatArray
 from lightning_hybrid.core.errors import PlanError
 
 Offsets = npt.NDArray[np.int64]
@@ -66,6 +67,14 @@ class Grid:
         part = self.order[start:stop]
         return part.tolist() if isinstance(part, np.ndarray) else list(part)
 
+    def order_at(self, positions: Offsets) -> npt.NDArray[np.int64] | list[Any]:
+        """Dataset indices at ``positions``, in that order."""
+        if isinstance(self.order, list):
+            return [self.order[position] for position in positions.tolist()]
+        if isinstance(self.order, range):
+            return self.order.start + self.order.step * positions
+        return self.order[positions]
+
     def head(self, num_cells: int) -> Grid:
         """The grid of the first ``num_cells`` cells."""
         if num_cells >= self.num_cells:
@@ -85,8 +94,68 @@ class Grid:
         return digest.hexdigest()[:16]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arrangement:
+    """How the user's batches are laid out in the grid that is run.
+
+    ``batches`` are the user's own batches, in loader order. ``slots[position]`` is the position in the grid that is run
+    whose row is the result of the sample at ``position``; ``None`` where both are the same. After ordering by cost the
+    slots are a permutation; where repeated samples are run once, several positions share a slot.
+    """
+
+    batches: Grid
+    slots: Offsets | None = None
+
+    def slots_at(self, start: int, stop: int) -> Offsets:
+        """Slots of the loader's positions ``start`` to ``stop``."""
+        return np.arange(start, stop, dtype=np.int64) if self.slots is None else self.slots[start:stop]
+
+    @property
+    def digest(self) -> str:
+        """Hash of batches and slots; equal on every rank that holds the same arrangement."""
+        slots = b"" if self.slots is None else self.slots.tobytes()
+        return hashlib.sha256(self.batches.digest.encode() + slots).hexdigest()[:16]
+
+
+def arrange(
+    batches: Grid, cell_size: int, *, firsts: Offsets | None = None, costs: FloatArray | None = None
+) -> tuple[Grid, Arrangement]:
+    """The grid to run for the user's batches: repeated samples left out, heavy samples first, like costs together.
+
+    Args:
+        batches: The user's batches, of ``cell_size`` samples each; the last may be smaller.
+        cell_size: Samples of a cell.
+        firsts: For every position the first one that holds an equal sample, as `first_positions` tells; ``None``: no
+            sample repeats.
+        costs: Of the samples that are run, in loader order, which equal costs keep; ``None`` keeps it altogether.
+    """
+    num = batches.num_samples
+    kept = np.arange(num, dtype=np.int64) if firsts is None else np.unique(firsts)
+    if costs is not None:
+        kept = kept[np.argsort(-costs, kind="stable")]
+    if len(kept) == num and not (np.diff(kept) < 0).any():
+        return batches, Arrangement(batches=batches)
+    slot_of = np.empty(num, dtype=np.int64)
+    slot_of[kept] = np.arange(len(kept))
+    slots = slot_of if firsts is None else slot_of[firsts]
+    edges = np.arange(0, len(kept), cell_size, dtype=np.int64)
+    grid = Grid(order=batches.order_at(kept), offsets=np.append(edges, len(kept)))
+    return grid, Arrangement(batches=batches, slots=slots)
+
+
+def first_positions(keys: Iterable[Hashable]) -> Offsets:
+    """For every position the first one whose key is equal.
+
+    Example:
+        >>> first_positions(["a", "b", "a"]).tolist()
+        [0, 1, 0]
+    """
+    seen: dict[Hashable, int] = {}
+    return np.asarray([seen.setdefault(key, position) for position, key in enumerate(keys)], dtype=np.int64)
+
+
 class PlannedCell(NamedTuple):
-    """Positions ``start`` to ``stop`` in loader order, run as one step by ``replica``."""
+    """Positions ``start`` to ``stop`` of the grid, run as one step by ``replica``."""
 
     replica: int
     start: int
@@ -95,7 +164,10 @@ class PlannedCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who ran which positions, in loader order: the realised grid of one epoch of one loader."""
+    """Who ran which positions of the grid, in its order: the realised grid of one epoch of one loader.
+
+    The grid's order is the loader's, unless samples were ordered by cost or repeated ones left out.
+    """
 
     cells: tuple[PlannedCell, ...]
 

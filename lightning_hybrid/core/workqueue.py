@@ -8,9 +8,12 @@ the later one gets what is left.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 MAX_CELLS = 2**30
 """Most cells of one queue; the other half of each field is room for claims that overshoot."""
@@ -19,6 +22,9 @@ _FIELD = 31
 _MASK = 2**_FIELD - 1
 TAIL_UNIT = 2**_FIELD
 """What one cell taken from the tail adds to the counter."""
+
+
+Floats = Sequence[float] | npt.NDArray[np.float64]
 
 
 class Span(NamedTuple):
@@ -60,49 +66,134 @@ def tail_claim(value: int, size: int, num_cells: int) -> Span:
     return Span(min(start, stop), stop)
 
 
-def claim_size(unclaimed: int, speed: float, all_speeds: float, claim_frac: float) -> int:
-    """Cells to claim from the shared queue: ``claim_frac`` of the fair share of what is unclaimed, at least one.
+class Keys(Protocol):
+    """Atomic counters and small values, shared by all replicas. Every call is safe from any thread.
 
-    Guided self-scheduling (Polychronopoulos and Kuck, 1987), weighted by speed.
+    `get_many` returns ``None`` for keys that nobody has written; it never waits.
     """
-    return max(1, math.floor(claim_frac * unclaimed * speed / all_speeds))
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to the counter at ``key`` (0 where there was none) and returns its new value."""
+        ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Writes ``value``."""
+        ...
+
+    def create(self, key: str, value: bytes) -> bytes:
+        """Writes ``value``, which must not be empty, unless somebody did before, and returns what is there now."""
+        ...
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values at ``keys``, ``None`` where there is none."""
+        ...
 
 
-def reserve_size(
-    *, cells_left: float, step_s: float, all_cells_per_s: float, reserve_frac: float, ahead_s: float
-) -> int:
-    """Cells that a replica may hold out of thieves' reach ahead of the running one; zero near the end.
+@dataclass(frozen=True, slots=True)
+class RangeKey:
+    """A range that a replica claimed: its counter's key, its first position and size, and its plan version."""
 
-    One is allowed as long as it would surely end before all is done: behind a whole step that runs now.
+    key: str
+    start: int
+    size: int
+    version: int = 0
 
-    ``cells_left`` counts what no replica has reserved, ``all_cells_per_s`` is the speed of all replicas together.
+
+class CellQueue:
+    """One replica's view of a queue of positions 0 to ``size``.
+
+    Nothing here waits or decides; every method is one request to the keys, whatever the contention.
+
+    Args:
+        keys: Shared by the replicas.
+        replica: Who this is.
+        size: How many positions the queue has.
+        version: Which plan version's queue this is.
     """
-    time_left_s = cells_left / all_cells_per_s
-    held_s = min(reserve_frac * time_left_s, ahead_s)
-    return max(math.floor(held_s / step_s), 1 if held_s > 0 and time_left_s >= 2 * step_s else 0)
+
+    def __init__(self, keys: Keys, replica: int, size: int, version: int = 0) -> None:
+        if size > MAX_CELLS:
+            raise ValueError(f"size must be at most {MAX_CELLS}, got {size}")
+        self._keys, self._replica, self._version = keys, replica, version
+        self._key = f"queue/{version}"
+        self._serial = 0
+        self.size = size
+        self.free = Span(0, size)
+        """Positions that nobody had claimed when this replica last looked."""
+
+    @property
+    def unclaimed(self) -> int:
+        """How many positions nobody had claimed when this replica last looked."""
+        return self.free.size
+
+    def claim(self, size: int, *, from_tail: bool = False) -> RangeKey | None:
+        """Claims up to ``size`` positions with one atomic add, ``None`` when the queue is used up."""
+        if self.free.size == 0:
+            return None
+        value = self._keys.add(self._key, size * TAIL_UNIT if from_tail else size)
+        self._note(value)
+        won = (tail_claim if from_tail else head_claim)(value, size, self.size)
+        return self._own(won.start, won.size) if won.size else None
+
+    def look(self) -> None:
+        """Reads what is left to claim."""
+        self._note(int(self._keys.get_many([self._key])[0] or 0))
+
+    def seal(self) -> RangeKey | None:
+        """Claims all that is left; nobody else claims anything of this queue any more."""
+        return self.claim(self.size)
+
+    def reserve(self, owned: RangeKey, size: int) -> Span:
+        """Puts the next ``size`` positions of an own range out of thieves' reach.
+
+        The returned ones are this replica's; fewer than ``size`` mean that thieves took all the others.
+        """
+        won = head_claim(self._keys.add(owned.key, size), size, owned.size)
+        return Span(owned.start + won.start, owned.start + won.stop)
+
+    def steal(self, victim: RangeKey, size: int) -> RangeKey | None:
+        """Takes up to ``size`` positions from the tail of somebody's range, ``None`` when nothing was left there."""
+        won = tail_claim(self._keys.add(victim.key, size * TAIL_UNIT), size, victim.size)
+        return self._own(victim.start + won.start, won.size, victim.version) if won.size else None
+
+    def unreserved(self, ranges: Iterable[RangeKey]) -> list[Span]:
+        """Which positions of each range neither its owner nor a thief has taken."""
+        ranges = list(ranges)
+        values = self._keys.get_many([item.key for item in ranges]) if ranges else []
+        return [_untaken(int(value or 0), item) for value, item in zip(values, ranges, strict=True)]
+
+    def _note(self, value: int) -> None:
+        head, tail = taken(value)
+        start = min(head, self.size)
+        self.free = Span(start, max(start, self.size - tail))
+
+    def _own(self, start: int, size: int, version: int | None = None) -> RangeKey:
+        version = self._version if version is None else version
+        key = f"range/{self._replica}/{self._version}.{self._serial}"
+        self._serial += 1
+        return RangeKey(key, start, size, version)
 
 
-def declines(me: int, cells_left: int, steps_s: Sequence[float], busy_s: Sequence[float]) -> bool:
+def _untaken(value: int, item: RangeKey) -> Span:
+    head, tail = taken(value)
+    start = item.start + min(head, item.size)
+    return Span(start, max(start, item.start + item.size - tail))
+
+
+def declines(me: int, cells_left: int, steps_s: Floats, busy_s: Floats) -> bool:
     """Whether replica ``me``, free now, leaves the remaining equal cells to the others because they end sooner.
 
     Gives each cell to the replica with the earliest completion, ``busy_s`` being how long each is expected to be busy
     with what it runs now. A replica that would get none of the cells declines; the one with the earliest completion
     never does.
     """
-    ends_s = [busy + step for busy, step in zip(busy_s, steps_s, strict=True)]
-    ends_s[me] = steps_s[me]
-    for _ in range(cells_left):
-        first = min(range(len(ends_s)), key=lambda i: (ends_s[i], i != me))
-        if first == me:
-            return False
-        ends_s[first] += steps_s[first]
-    return cells_left > 0
-
-
-def steal_size(backlog: int, my_speed: float, owner_speed: float) -> int:
-    """Cells to take from an owner who has ``backlog`` cells that he has not reserved.
-
-    What the thief would do of them if both worked on until they were done, halved because others may steal too.
-    """
-    share = backlog * my_speed / (my_speed + owner_speed)
-    return max(1, min(backlog, math.floor(share / 2)))
+    mine_s = steps_s[me]
+    steps, busy = np.asarray(steps_s, dtype=np.float64), np.asarray(busy_s, dtype=np.float64)
+    is_sooner = busy + steps < mine_s
+    is_sooner[me] = False
+    steps = steps[is_sooner]
+    if not (steps > 0).all():
+        return cells_left > 0
+    # cells that each would end before mine; it gets them all first
+    sooner = np.ceil((mine_s - busy[is_sooner]) / steps) - 1
+    return 0 < cells_left <= float(sooner.sum())

@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
+from lightning_hybrid.core.peers import Peers
+from lightning_hybrid.core.published import Published
 from lightning_hybrid.core.state import DeviceState, ReplicaRecord
-from lightning_hybrid.runtime.sharedqueue import Alarm, Published, SharedQueue
+from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
 
 _NEVER = math.inf
 
@@ -22,6 +24,7 @@ class Board:
     Args:
         queue: The epoch's keys on the store.
         replica: Who this is.
+        num_replicas: How many there are.
         config: Periods and deadlines.
         read_device: Called on the background thread, at most once per ``config.device_period_s``.
         watch: Called on the background thread every period; a text ends the run on every rank.
@@ -32,6 +35,7 @@ class Board:
         self,
         queue: SharedQueue,
         replica: int,
+        num_replicas: int,
         config: HybridConfig,
         *,
         read_device: Callable[[], DeviceState] | None = None,
@@ -42,11 +46,23 @@ class Board:
         """Notified whenever the background thread learnt or did something."""
         self.waited_s = 0.0
         """How long the loop's thread has waited here for other replicas or the store."""
-        self.peers: list[Published | None] = []
-        self.record = ReplicaRecord(replica=replica)
+        self.view = Peers(
+            replica,
+            num_replicas,
+            clock,
+            # who sweeps for what the dead have left must see everyone
+            look_replicas=config.look_replicas if config.lease_s is None else num_replicas,
+            overdue_s=config.exchange_period_s(num_replicas),
+        )
+        """The replicas as this one sees them, itself too."""
         self.source: Callable[[], ReplicaRecord] | None = None
         """Makes this replica's newest record; asked on the background thread whenever it wakes."""
         self.recut: bool | None = None
+        self.policy: str | None = None
+        self.learnt: str | None = None
+        """What this replica has decided for all, if it is the one that does; see `Published`."""
+        self.after_exchange: list[Callable[[], None]] = []
+        """Called on the background thread after each exchange."""
         self.describe: Callable[[ReplicaRecord], Published] = self._describe_alone
         self.errand: Callable[[], float] | None = None
         """The dealer's work for the background thread; returns in how many seconds it wants to be called again."""
@@ -55,7 +71,6 @@ class Board:
         self._device: DeviceState | None = None
         self._next_device_s = self._next_exchange_s = -math.inf
         self._error: BaseException | None = None
-        self._last_step: dict[int, tuple[int, float]] = {}
         self._woken = self._closed = False
         self._thread = threading.Thread(target=self._run, name="lightning_hybrid-board", daemon=True)
 
@@ -114,38 +129,21 @@ class Board:
     def publish(self) -> None:
         """Publishes now; on the background thread only."""
         self._refresh()
-        self._queue.publish(self.describe(replace(self.record, device=self._device)))
+        mine = self.describe(replace(self.view.record, device=self._device))
+        self._queue.publish(replace(mine, policy=self.policy, learnt=self.learnt))
 
-    def look(self) -> list[Published | None]:
+    def look(self) -> None:
         """Reads now what the others published; on the background thread only."""
-        peers = self._queue.look()
-        now = self._clock()
+        published, version = self._queue.look(self.view.to_look_at())
         with self.changed:
-            self.peers = peers
-            for r, peer in enumerate(peers):
-                if peer and self._last_step.get(r, (-1, 0.0))[0] != peer.record.steps:
-                    self._last_step[r] = peer.record.steps, now
+            self.view.take_in(published, version)
             self.changed.notify_all()
-        return peers
-
-    def busy_s(self, replica: int) -> float:
-        """How long a replica is expected to be busy with its current step: half a step, or more once it is overdue.
-
-        An overdue step is expected to last as long again as it has lasted, as with heavy-tailed costs.
-        """
-        peer = self.peers[replica]
-        if peer is None or peer.record.step_s is None:
-            return math.inf
-        step_s = peer.record.step_s
-        since_s = self._clock() - self._last_step[replica][1]
-        overdue = since_s > step_s + self._config.publish_period_s
-        return since_s if overdue else 0.5 * step_s
 
     def _describe_alone(self, record: ReplicaRecord) -> Published:
         return Published(record=record, recut=self.recut)
 
-    def _progress(self) -> list[tuple[int, int] | None]:
-        return [None if peer is None else (peer.record.steps, peer.reserved) for peer in self.peers]
+    def _progress(self) -> list[tuple[int, int, int]]:
+        return [(r, peer.record.steps, peer.reserved) for r, peer in self.view.published.items()]
 
     def _run(self) -> None:
         try:
@@ -158,13 +156,13 @@ class Board:
 
     def _refresh(self) -> None:
         if self.source is not None:
-            self.record = self.source()
+            self.view.record = self.source()
 
     def _turn(self) -> None:
         self._refresh()
         now = self._clock()
         if now >= self._next_exchange_s:
-            self._next_exchange_s = now + self._config.publish_period_s
+            self._next_exchange_s = now + self._config.exchange_period_s(self.view.world, self.view.record.step_s)
             self._exchange(now)
         pause_s = self.errand() if self.errand else _NEVER
         with self.changed:
@@ -181,3 +179,5 @@ class Board:
             self._queue.raise_alarm(Alarm(reason, is_collective=True))
         self.publish()
         self.look()
+        for call in self.after_exchange:
+            call()

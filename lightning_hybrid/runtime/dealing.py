@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+
+import numpy as np
 
 from lightning_hybrid.core.config import HybridConfig
-from lightning_hybrid.core.cost import load_score, prior_speeds
-from lightning_hybrid.core.plan import Grid
+from lightning_hybrid.core.load import load_score, prior_speeds
+from lightning_hybrid.core.policies import End, Policy, ReplicaView
 from lightning_hybrid.core.state import Mode, ReplicaRecord
+from lightning_hybrid.core.versions import QueueVersion
+from lightning_hybrid.core.workqueue import Span
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.claimer import QueueDealer
 from lightning_hybrid.runtime.lockstep import LockstepDealer, ghost_work
 from lightning_hybrid.runtime.sharedqueue import SharedQueue
+from lightning_hybrid.runtime.spec import EpochSpec
+from lightning_hybrid.runtime.steering import Steering
+from lightning_hybrid.runtime.stream import StreamQueue, StreamRounds
 from lightning_hybrid.runtime.work import Dealer, Work
 
-Stage = Literal["predict", "validate", "test"]
+
+def first_cells(spec: EpochSpec, num_replicas: int) -> Span:
+    """The cells that are dealt out before any speed is known: the first ones, or the lightest where those come last."""
+    num_cells = spec.grid.num_cells
+    num = min(spec.first_rounds * num_replicas, num_cells)
+    return Span(num_cells - num, num_cells) if spec.is_heavy_first else Span(0, num)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochSpec:
-    """What one pass over one loader is.
-
-    ``prime_calls`` is how many batches the loader asks for before it gives out the first (0 without workers).
-    ``max_size`` is the most samples of a re-cut step, ``None`` where batches must not be cut anew. ``probe_rounds`` is
-    how many steps every replica takes before it is decided whether the user's step issues collectives, and
-    ``read_ahead`` how many batches the loop asks for before it runs the step of the first.
-    """
-
-    stage: Stage
-    loader_idx: int
-    epoch: int
-    grid: Grid
-    prime_calls: int = 0
-    max_size: int | None = None
-    probe_rounds: int = 1
-    read_ahead: int = 0
-
-    @property
-    def first_rounds(self) -> int:
-        """Steps of every replica that are dealt out before it is known how to deal."""
-        return self.probe_rounds + self.read_ahead
+def later_cells(spec: EpochSpec, num_replicas: int) -> Span:
+    """All other cells."""
+    first = first_cells(spec, num_replicas)
+    return Span(0, first.start) if spec.is_heavy_first else Span(first.stop, spec.grid.num_cells)
 
 
 def probe_works(spec: EpochSpec, replica: int, num_replicas: int) -> list[Work]:
@@ -49,8 +40,32 @@ def probe_works(spec: EpochSpec, replica: int, num_replicas: int) -> list[Work]:
     grid = spec.grid
     if grid.num_samples == 0:
         return []
-    cells = [k * num_replicas + replica for k in range(spec.first_rounds)]
-    return [Work(*grid.span(c), c) if c < grid.num_cells else ghost_work(grid, "static") for c in cells]
+    first = first_cells(spec, num_replicas)
+    cells = [first.start + k * num_replicas + replica for k in range(spec.first_rounds)]
+    return [Work(*grid.span(c), c) if c < first.stop else ghost_work(grid, "static") for c in cells]
+
+
+def first_version(spec: EpochSpec, policy: Policy, num_replicas: int) -> QueueVersion:
+    """The plan version that every replica begins with, without being told: what ``policy`` makes of equal replicas.
+
+    Without costs there is nothing to order by, and the cells stand in loader order.
+    """
+    cells = np.arange(*later_cells(spec, num_replicas), dtype=np.int64)
+    costs = spec.cell_costs.take(cells)
+    replicas = [ReplicaView(replica=r, speed_per_s=1.0) for r in range(num_replicas)]
+    if spec.costs is not None:
+        return QueueVersion.proposed(0, policy, cells, costs, replicas)
+    head: End = "head"
+    nothing = (None,) * num_replicas
+    return QueueVersion(
+        number=0,
+        policy=policy.name,
+        cells=cells,
+        costs=costs,
+        ends=(head,) * num_replicas,
+        max_claim_costs=nothing,
+        memory_bounds=nothing,
+    )
 
 
 def prior_from(records: list[ReplicaRecord], num_replicas: int, config: HybridConfig) -> list[float]:
@@ -69,7 +84,7 @@ def new_dealer(
     board: Board,
     queue: SharedQueue,
     config: HybridConfig,
-    prior: list[float],
+    steering: Steering,
     *,
     released: Callable[[], bool],
 ) -> Dealer:
@@ -81,22 +96,40 @@ def new_dealer(
         board: What the replicas know of each other.
         queue: The epoch's keys on the store.
         config: All settings.
-        prior: Relative speeds of all replicas until they have been measured.
+        steering: Names the policy that the epoch begins with.
         released: Whether cells of the queue may be reserved yet.
     """
-    replica = board.record.replica
+    world = board.view.world
+    if spec.stream is not None:
+        first_batch = spec.first_rounds * world
+        if mode == "lockstep":
+            return StreamRounds(board, queue, spec.stream, config, first_batch=first_batch)
+        return StreamQueue(board, queue, spec.stream, config, first_batch=first_batch, released=released)
     if mode == "lockstep":
-        return LockstepDealer(
-            board,
-            queue,
-            spec.grid,
-            config,
-            replica=replica,
-            first_cell=queue.first_cell,
-            max_size=spec.max_size,
-            prior=prior,
-        )
-    prefetch = spec.prime_calls > 0
+        cells = later_cells(spec, world)
+        caps = None if spec.max_size is None else _memory_caps(spec, steering, world)
+        return LockstepDealer(board, queue, spec.grid, config, cells=cells, max_size=spec.max_size, caps=caps)
     return QueueDealer(
-        board, queue, spec.grid, config, replica=replica, prior=prior, prefetch=prefetch, released=released
+        board,
+        queue,
+        spec.grid,
+        first_version(spec, steering.first_policy, world),
+        spec.cell_costs,
+        config,
+        prefetch=spec.prime_calls > 0,
+        released=released,
+        dealt=range(*first_cells(spec, world)),
     )
+
+
+def _memory_caps(spec: EpochSpec, steering: Steering, world: int) -> Callable[[], list[int | None]]:
+    """Tells how many samples of the heaviest kind fit into each replica's memory; ``None`` where that is not known."""
+    memory = spec.cell_costs.memory
+    sizes = np.diff(spec.grid.offsets)
+    per_sample = None if memory is None or not len(memory) else float((memory / np.maximum(sizes, 1)).max())
+
+    def caps() -> list[int | None]:
+        bounds = [steering.bounds.bound(r) for r in range(world)]
+        return [None if not per_sample or bound is None else max(1, int(bound / per_sample)) for bound in bounds]
+
+    return caps

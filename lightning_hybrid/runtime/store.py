@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import Store as TorchDistributedStore
 
 from lightning_hybrid.core.errors import CoordinationTimeout
+from lightning_hybrid.core.workqueue import Keys
 
-
-class Store(Protocol):
-    """Atomic counters and small values, shared by all ranks. Every call is safe from any thread.
-
-    `get_many` returns ``None`` for keys that nobody has written; it never waits.
-    """
-
-    def add(self, key: str, amount: int) -> int:
-        """Adds to the counter at ``key`` (0 where there was none) and returns its new value."""
-        ...
-
-    def put(self, key: str, value: bytes) -> None:
-        """Writes ``value``."""
-        ...
-
-    def create(self, key: str, value: bytes) -> bytes:
-        """Writes ``value``, which must not be empty, unless somebody did before, and returns what is there now."""
-        ...
-
-    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values at ``keys``, ``None`` where there is none."""
-        ...
+Store = Keys
+"""What ranks coordinate through."""
 
 
 class InProcessStore:

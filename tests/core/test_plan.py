@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_hybrid.core.errors import PlanError
-from lightning_hybrid.core.plan import Grid, Plan, PlannedCell
+from lightning_hybrid.core.plan import Arrangement, Grid, Plan, PlannedCell, arrange, first_positions
 
 BATCHES = st.lists(st.lists(st.integers(0, 10**6), min_size=1, max_size=5), max_size=8)
 CELLS = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 5)), max_size=10)
@@ -166,6 +166,88 @@ def test_a_digest_tells_cuts_order_and_keys_apart() -> None:
 
     assert len({grid.digest for grid in grids}) == 6
     assert all(re.fullmatch("[0-9a-f]{16}", grid.digest) for grid in grids)
+
+
+# --- Arrangement ----------------------------------------------------------------------------------------------------
+
+
+def test_heavy_samples_come_first_and_equal_ones_in_loader_order() -> None:
+    grid, arrangement = arrange(Grid.sequential(5, 2), 2, costs=np.array([1.0, 3.0, 1.0, 9.0, 3.0]))
+
+    assert batches_of(grid) == [[3, 1], [4, 0], [2]]
+    assert arrangement.slots is not None
+    assert arrangement.slots.tolist() == [3, 1, 4, 0, 2]
+    assert arrangement.slots_at(1, 3).tolist() == [1, 4]
+    assert batches_of(arrangement.batches) == [[0, 1], [2, 3], [4]]
+
+
+def test_indices_follow_the_sampler() -> None:
+    grid, _ = arrange(Grid.from_batches([[8, 2], [8]]), 2, costs=np.array([1.0, 2.0, 3.0]))
+    named, _ = arrange(Grid.from_batches([["a", "b"], ["c"]]), 2, costs=np.array([1.0, 2.0, 3.0]))
+
+    assert batches_of(grid) == [[8, 2], [8]]
+    assert batches_of(named) == [["c", "b"], ["a"]]
+
+
+def test_repeated_samples_share_a_slot() -> None:
+    grid, arrangement = arrange(Grid.sequential(6, 2), 2, firsts=np.array([0, 1, 0, 3, 1, 1]))
+
+    assert batches_of(grid) == [[0, 1], [3]]
+    assert arrangement.slots is not None
+    assert arrangement.slots.tolist() == [0, 1, 0, 2, 1, 1]
+
+
+def test_repeated_samples_are_left_out_before_the_others_are_ordered() -> None:
+    grid, arrangement = arrange(
+        Grid.sequential(4, 2), 2, firsts=np.array([0, 0, 2, 3]), costs=np.array([1.0, 5.0, 2.0])
+    )
+
+    assert batches_of(grid) == [[2, 3], [0]]
+    assert arrangement.slots is not None
+    assert arrangement.slots.tolist() == [2, 2, 0, 1]
+
+
+@pytest.mark.parametrize("costs", [None, np.ones(5), np.array([5.0, 4.0, 3.0, 3.0, 1.0])])
+def test_batches_that_are_in_order_already_stay_themselves(costs: Any) -> None:
+    batches = Grid.sequential(5, 2)
+    grid, arrangement = arrange(batches, 2, costs=costs)
+
+    assert grid is batches
+    assert arrangement.slots is None
+    assert arrangement.slots_at(2, 4).tolist() == [2, 3]
+
+
+def test_arrangements_of_the_same_batches_differ_by_hash() -> None:
+    batches = Grid.sequential(3, 2)
+    arrangements = [
+        arrange(batches, 2, costs=np.array(c))[1] for c in ([1.0, 2, 3], [3.0, 2, 1], [1.0, 3, 2], [1, 2, 3])
+    ]
+
+    assert len({arrangement.digest for arrangement in arrangements}) == 3
+    assert arrangements[0].digest == arrangements[3].digest
+    assert arrangements[1].digest == Arrangement(batches=batches).digest
+
+
+def test_the_first_position_of_each_key() -> None:
+    assert first_positions(["b", "a", "b", (1,), "a", (1,)]).tolist() == [0, 1, 0, 3, 1, 3]
+    assert first_positions([]).tolist() == []
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_every_sample_is_run_once_heavy_first_and_found_again(data: st.DataObject) -> None:
+    num, batch_size = data.draw(st.integers(0, 30)), data.draw(st.integers(1, 6))
+    firsts = first_positions(data.draw(st.lists(st.integers(0, 12), min_size=num, max_size=num)))
+    kept = sorted(set(firsts.tolist()))
+    costs = np.array(data.draw(st.lists(st.integers(0, 5), min_size=len(kept), max_size=len(kept))), dtype=float)
+    grid, arrangement = arrange(Grid.sequential(num, batch_size), batch_size, firsts=firsts, costs=costs)
+
+    run = grid.indices(0, grid.num_samples)
+    assert sorted(run) == kept
+    assert all(len(cell) == batch_size for cell in batches_of(grid)[:-1])
+    by_index = dict(zip(kept, costs.tolist(), strict=True))
+    assert [(-by_index[index], index) for index in run] == sorted((-by_index[index], index) for index in run)
+    assert [run[slot] for slot in arrangement.slots_at(0, num).tolist()] == firsts.tolist()
 
 
 # --- Plan -----------------------------------------------------------------------------------------------------------

@@ -10,19 +10,29 @@ from hypothesis import strategies as st
 from lightning_hybrid.core.workqueue import (
     MAX_CELLS,
     TAIL_UNIT,
+    CellQueue,
+    RangeKey,
     Span,
-    claim_size,
     declines,
     head_claim,
     remaining,
-    reserve_size,
-    steal_size,
     tail_claim,
     taken,
 )
+from tests.core.claimants import DictKeys
 
 CLAIMS = st.lists(st.tuples(st.sampled_from(["head", "tail"]), st.integers(1, 12)), max_size=40)
-STEPS = st.floats(0.01, 100)
+EIGHTHS = st.integers(1, 800).map(lambda eighths: eighths / 8)
+"""Seconds whose sums have no rounding errors."""
+MOVES = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from(["claim head", "claim tail", "reserve", "steal"]),
+        st.integers(1, 7),
+        st.integers(0, 99),
+    ),
+    max_size=60,
+)
 
 
 class Counter:
@@ -41,6 +51,72 @@ class Counter:
             span = tail_claim(self.value, size, self.num_cells)
         self.won += range(*span)
         return span
+
+
+class Replicas:
+    """Several replicas' ranges of one queue, and which positions each has reserved."""
+
+    def __init__(self, world: int, size: int) -> None:
+        self.keys = DictKeys()
+        self.queues = [CellQueue(self.keys, replica, size) for replica in range(world)]
+        self.ranges: list[list[RangeKey]] = [[] for _ in self.queues]
+        self.reserved: list[list[int]] = [[] for _ in self.queues]
+
+    def claim(self, me: int, size: int, *, from_tail: bool = False) -> bool:
+        won = self.queues[me].claim(size, from_tail=from_tail)
+        if won is None:
+            return False
+        assert 1 <= won.size <= size
+        self.ranges[me].append(won)
+        return True
+
+    def reserve(self, me: int, size: int, pick: int) -> bool:
+        if not self.ranges[me]:
+            return False
+        owned = self.ranges[me][pick % len(self.ranges[me])]
+        won = self.queues[me].reserve(owned, size)
+        self.reserved[me] += range(*won)
+        assert 0 <= won.size <= size
+        return won.size > 0
+
+    def steal(self, me: int, size: int, pick: int) -> bool:
+        loot = [item for owner, ranges in enumerate(self.ranges) if owner != me for item in ranges]
+        if not loot:
+            return False
+        victim = loot[pick % len(loot)]
+        won = self.queues[me].steal(victim, size)
+        if won is None:
+            return False
+        assert victim.start <= won.start < won.start + won.size <= victim.start + victim.size
+        self.ranges[me].append(won)
+        return True
+
+    def finish(self) -> None:
+        """Every replica claims and reserves until nothing is left."""
+        for me in range(len(self.queues)):
+            while self.claim(me, 3):
+                pass
+        for me, ranges in enumerate(self.ranges):
+            for pick in range(len(ranges)):
+                while self.reserve(me, 4, pick):
+                    pass
+
+
+def queues(world: int, size: int) -> list[CellQueue]:
+    keys = DictKeys()
+    return [CellQueue(keys, replica, size) for replica in range(world)]
+
+
+def leaves_step_by_step(me: int, cells_left: int, steps_s: Sequence[float], busy_s: Sequence[float]) -> bool:
+    """Gives out one cell after the other, each to the replica that ends it first, until ``me`` gets one."""
+    ends_s = [busy + step for busy, step in zip(busy_s, steps_s, strict=True)]
+    ends_s[me] = steps_s[me]
+    for _ in range(cells_left):
+        first = min(range(len(ends_s)), key=lambda i: (ends_s[i], i != me))
+        if first == me:
+            return False
+        ends_s[first] += steps_s[first]
+    return cells_left > 0
 
 
 def last_end_s(cells: int, steps_s: Sequence[float], busy_s: Sequence[float]) -> float:
@@ -132,78 +208,189 @@ def test_no_cell_is_lost_when_the_queue_is_used_up(num_cells: int, claims: list[
     assert sorted(counter.won) == list(range(num_cells))
 
 
-# --- how much to ask for --------------------------------------------------------------------------------------------
+# --- the queue ------------------------------------------------------------------------------------------------------
+
+
+def test_two_replicas_claim_behind_each_other() -> None:
+    first, second = queues(2, 8)
+
+    assert first.claim(3) == RangeKey("range/0/0.0", 0, 3)
+    assert second.claim(3) == RangeKey("range/1/0.0", 3, 3)
+    assert first.claim(3) == RangeKey("range/0/0.1", 6, 2)
+    assert second.claim(3) is None
+    assert (first.unclaimed, second.unclaimed) == (0, 0)
+
+
+def test_who_claims_from_the_tail_meets_who_claims_from_the_head() -> None:
+    first, second = queues(2, 8)
+
+    assert second.claim(3, from_tail=True) == RangeKey("range/1/0.0", 5, 3)
+    assert first.claim(4) == RangeKey("range/0/0.0", 0, 4)
+    assert first.free == (4, 5)
+    assert second.free == (0, 5)
+    assert second.claim(3, from_tail=True) == RangeKey("range/1/0.1", 4, 1)
+    assert first.claim(1) is None
+
+
+def test_a_look_shows_what_the_others_have_claimed() -> None:
+    first, second = queues(2, 10)
+    first.look()
+    assert first.free == (0, 10)
+    second.claim(3)
+    second.claim(2, from_tail=True)
+    assert first.unclaimed == 10
+
+    first.look()
+
+    assert first.free == (3, 8)
+    assert first.unclaimed == 5
+
+
+@pytest.mark.parametrize("from_tail", [False, True])
+def test_a_replica_that_saw_the_end_asks_no_more(from_tail: bool) -> None:
+    keys = DictKeys()
+    queue = CellQueue(keys, 0, 2)
+    queue.claim(5, from_tail=from_tail)
+    for _ in range(3):
+        assert queue.claim(5, from_tail=not from_tail) is None
+
+    assert keys.asked == [("add", "queue/0")]
+
+
+def test_every_move_is_one_request() -> None:
+    keys = DictKeys()
+    owner, thief = (CellQueue(keys, replica, 10) for replica in range(2))
+    mine = owner.claim(6)
+    assert mine is not None
+    owner.reserve(mine, 2)
+    thief.steal(mine, 1)
+    thief.unreserved([mine, mine])
+    thief.look()
+    thief.seal()
+
+    assert [what for what, _ in keys.asked] == ["add", "add", "add", "get_many", "get_many", "add"]
+
+
+def test_an_owner_gets_the_head_of_a_range_and_a_thief_its_tail() -> None:
+    owner, thief = queues(2, 10)
+    mine = owner.claim(10)
+    assert mine is not None
+
+    assert owner.reserve(mine, 3) == (0, 3)
+    assert thief.steal(mine, 4) == RangeKey("range/1/0.0", 6, 4)
+    assert owner.unreserved([mine]) == [Span(3, 6)]
+    assert owner.reserve(mine, 5) == (3, 6)
+    assert owner.reserve(mine, 5).size == 0
+    assert thief.steal(mine, 1) is None
+    assert [span.size for span in owner.unreserved([mine])] == [0]
+
+
+def test_what_was_stolen_can_be_stolen_on() -> None:
+    first, second, third = queues(3, 8)
+    claimed = first.claim(8)
+    assert claimed is not None
+    loot = second.steal(claimed, 6)
+    assert loot == RangeKey("range/1/0.0", 2, 6)
+
+    assert third.steal(loot, 2) == RangeKey("range/2/0.0", 6, 2)
+    assert second.reserve(loot, 9) == (2, 6)
+    assert first.reserve(claimed, 9) == (0, 2)
+
+
+def test_nobody_has_taken_anything_of_a_new_range() -> None:
+    owner, other = queues(2, 10)
+    ranges = [owner.claim(4), owner.claim(3)]
+
+    assert other.unreserved(item for item in ranges if item) == [Span(0, 4), Span(4, 7)]
+    assert other.unreserved([]) == []
 
 
 @pytest.mark.parametrize(
-    ("unclaimed", "speed", "all_speeds", "claim_frac", "size"),
-    [
-        (100, 1.0, 4.0, 0.5, 12),
-        (100, 3.0, 4.0, 0.5, 37),
-        (100, 1.0, 4.0, 1.0, 25),
-        (7, 1.0, 4.0, 0.5, 1),
-        (1, 1.0, 1.0, 1.0, 1),
-        (100, 0.0, 4.0, 0.5, 1),
-    ],
+    ("num_from_head", "num_from_tail", "left"),
+    [(0, 0, (0, 10)), (3, 0, (3, 7)), (0, 3, (0, 7)), (4, 4, (4, 2)), (10, 0, None), (7, 6, None)],
 )
-def test_a_claim_is_a_part_of_the_fair_share(
-    unclaimed: int, speed: float, all_speeds: float, claim_frac: float, size: int
+def test_who_seals_takes_all_that_is_left(num_from_head: int, num_from_tail: int, left: tuple[int, int] | None) -> None:
+    claiming, sealing = queues(2, 10)
+    if num_from_head:
+        claiming.claim(num_from_head)
+    if num_from_tail:
+        claiming.claim(num_from_tail, from_tail=True)
+    sealed = sealing.seal()
+
+    assert (None if sealed is None else (sealed.start, sealed.size)) == left
+    assert claiming.claim(1) is None
+    assert claiming.claim(1, from_tail=True) is None
+    assert sealing.seal() is None
+
+
+def test_versions_have_queues_and_ranges_of_their_own() -> None:
+    keys = DictKeys()
+    old, new = CellQueue(keys, 0, 10, 0), CellQueue(keys, 0, 6, 3)
+    claimed = old.claim(4)
+    assert claimed == RangeKey("range/0/0.0", 0, 4, 0)
+
+    assert new.claim(4) == RangeKey("range/0/3.0", 0, 4, 3)
+    assert old.claim(4) == RangeKey("range/0/0.1", 4, 4, 0)
+    # loot stays what it was, in a range that has a name of its own
+    assert new.steal(claimed, 1) == RangeKey("range/0/3.1", 3, 1, 0)
+
+
+def test_an_empty_queue_gives_nothing() -> None:
+    (queue,) = queues(1, 0)
+
+    assert (queue.size, queue.unclaimed) == (0, 0)
+    assert queue.claim(1) is None
+    assert queue.seal() is None
+
+
+def test_more_cells_than_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=f"size must be at most {MAX_CELLS}, got {MAX_CELLS + 1}"):
+        queues(1, MAX_CELLS + 1)
+
+
+@given(st.integers(0, 40), MOVES)
+@settings(deadline=None, max_examples=150)
+def test_interleaved_claims_reservations_and_thefts_give_every_cell_once(
+    size: int, moves: list[tuple[int, str, int, int]]
 ) -> None:
-    assert claim_size(unclaimed, speed, all_speeds, claim_frac) == size
+    replicas = Replicas(4, size)
+    for me, move, amount, pick in moves:
+        if move == "reserve":
+            replicas.reserve(me, amount, pick)
+        elif move == "steal":
+            replicas.steal(me, amount, pick)
+        else:
+            replicas.claim(me, amount, from_tail=move == "claim tail")
+    so_far = [cell for cells in replicas.reserved for cell in cells]
+    assert len(so_far) == len(set(so_far))
+
+    replicas.finish()
+
+    assert sorted(cell for cells in replicas.reserved for cell in cells) == list(range(size))
 
 
-@given(st.integers(1, 10**6), st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.floats(0.01, 1))
-@settings(deadline=None)
-def test_all_replicas_together_claim_no_more_than_their_part(
-    unclaimed: int, speeds: list[float], claim_frac: float
+@given(st.integers(0, 40), MOVES, st.integers(0, 60))
+@settings(deadline=None, max_examples=150)
+def test_what_a_seal_takes_amid_other_moves_is_taken_by_nobody_else(
+    size: int, moves: list[tuple[int, str, int, int]], seal_at: int
 ) -> None:
-    sizes = [claim_size(unclaimed, speed, sum(speeds), claim_frac) for speed in speeds]
+    replicas = Replicas(4, size)
+    sealer = CellQueue(replicas.keys, 4, size)
+    sealed: list[int] = []
+    for turn, (me, move, amount, pick) in enumerate([*moves, (0, "reserve", 1, 0)]):
+        if turn == min(seal_at, len(moves)):
+            ranges = [item for owned in replicas.ranges for item in owned]
+            parts = [sealer.seal(), *(sealer.steal(item, item.size) for item in ranges)]
+            sealed = [at for part in parts if part for at in range(part.start, part.start + part.size)]
+        if move == "reserve":
+            replicas.reserve(me, amount, pick)
+        elif move == "steal":
+            replicas.steal(me, amount, pick)
+        else:
+            replicas.claim(me, amount, from_tail=move == "claim tail")
+    replicas.finish()
 
-    assert min(sizes) >= 1
-    assert sum(sizes) <= claim_frac * unclaimed + len(speeds)
-
-
-@pytest.mark.parametrize(
-    ("cells_left", "step_s", "all_cells_per_s", "reserve_frac", "ahead_s", "size"),
-    [
-        (1000, 0.1, 10.0, 0.25, 0.5, 5),
-        (20, 0.1, 10.0, 0.25, 5.0, 5),
-        (2, 0.1, 10.0, 0.25, 5.0, 1),
-        (1.9, 0.1, 10.0, 0.25, 5.0, 0),
-        (1000, 1.0, 10.0, 0.25, 0.5, 1),
-        (0, 0.1, 10.0, 0.25, 0.5, 0),
-        (1000, 0.1, 10.0, 0.0, 0.5, 0),
-        (1000, 0.1, 10.0, 0.25, 0.0, 0),
-    ],
-)
-def test_what_is_kept_from_thieves_is_bounded_by_time(
-    cells_left: float, step_s: float, all_cells_per_s: float, reserve_frac: float, ahead_s: float, size: int
-) -> None:
-    reserved = reserve_size(
-        cells_left=cells_left,
-        step_s=step_s,
-        all_cells_per_s=all_cells_per_s,
-        reserve_frac=reserve_frac,
-        ahead_s=ahead_s,
-    )
-
-    assert reserved == size
-
-
-@pytest.mark.parametrize(
-    ("backlog", "my_speed", "owner_speed", "size"),
-    [(8, 1.0, 1.0, 2), (8, 3.0, 1.0, 3), (1, 1.0, 1.0, 1), (1, 0.1, 10.0, 1), (100, 1.0, 0.0, 50)],
-)
-def test_a_thief_takes_half_of_what_it_would_do_of_the_backlog(
-    backlog: int, my_speed: float, owner_speed: float, size: int
-) -> None:
-    assert steal_size(backlog, my_speed, owner_speed) == size
-
-
-@given(st.integers(1, 10**6), st.floats(0.01, 100), st.floats(0, 100))
-@settings(deadline=None)
-def test_a_thief_takes_something_and_never_more_than_half(backlog: int, my_speed: float, owner_speed: float) -> None:
-    assert 1 <= steal_size(backlog, my_speed, owner_speed) <= max(1, backlog / 2)
+    assert sorted([*sealed, *(cell for cells in replicas.reserved for cell in cells)]) == list(range(size))
 
 
 # --- declining ------------------------------------------------------------------------------------------------------
@@ -234,7 +421,22 @@ def test_a_cell_that_others_end_sooner_is_left_to_them(
     assert declines(me, cells_left, steps_s, busy_s) is leaves
 
 
-@given(st.lists(st.tuples(STEPS, STEPS), min_size=1, max_size=6), st.integers(1, 20), st.data())
+@pytest.mark.parametrize("cells_left", [1, 5, 10**9])
+def test_cells_are_left_to_a_replica_that_needs_no_time_at_all(cells_left: int) -> None:
+    assert declines(1, cells_left, [0.0, 3.0], [0.5, 0.0])
+    assert not declines(1, cells_left, [0.0, 3.0], [3.0, 0.0])
+
+
+@given(st.lists(st.tuples(EIGHTHS, EIGHTHS | st.just(0.0) | st.just(math.inf)), min_size=1, max_size=6), st.data())
+@settings(deadline=None, max_examples=300)
+def test_the_closed_form_gives_out_cells_one_by_one(replicas: list[tuple[float, float]], data: st.DataObject) -> None:
+    me, cells_left = data.draw(st.integers(0, len(replicas) - 1)), data.draw(st.integers(0, 40))
+    steps_s, busy_s = [step for step, _ in replicas], [busy for _, busy in replicas]
+
+    assert declines(me, cells_left, steps_s, busy_s) == leaves_step_by_step(me, cells_left, steps_s, busy_s)
+
+
+@given(st.lists(st.tuples(EIGHTHS, EIGHTHS), min_size=1, max_size=6), st.integers(1, 20), st.data())
 @settings(deadline=None)
 def test_the_earliest_completion_never_declines(
     replicas: list[tuple[float, float]], cells_left: int, data: st.DataObject
@@ -247,13 +449,13 @@ def test_the_earliest_completion_never_declines(
         assert not declines(me, cells_left, steps_s, busy_s)
 
 
-@given(st.lists(STEPS, min_size=1, max_size=6), st.integers(1, 20))
+@given(st.lists(EIGHTHS, min_size=1, max_size=6), st.integers(1, 20))
 @settings(deadline=None)
 def test_of_replicas_that_are_all_free_one_takes_the_cell(steps_s: list[float], cells_left: int) -> None:
     assert not all(declines(me, cells_left, steps_s, [0.0] * len(steps_s)) for me in range(len(steps_s)))
 
 
-@given(st.lists(st.tuples(STEPS, STEPS), min_size=2, max_size=6), st.integers(1, 20), st.data())
+@given(st.lists(st.tuples(EIGHTHS, EIGHTHS), min_size=2, max_size=6), st.integers(1, 20), st.data())
 @settings(deadline=None)
 def test_who_declines_would_have_ended_behind_all_the_others(
     replicas: list[tuple[float, float]], cells_left: int, data: st.DataObject
@@ -266,7 +468,7 @@ def test_who_declines_would_have_ended_behind_all_the_others(
     assert declines(me, cells_left, steps_s, busy_s) == (without_me_s < steps_s[me])
 
 
-@given(st.lists(st.tuples(STEPS, STEPS), min_size=2, max_size=6), st.integers(1, 20), st.data())
+@given(st.lists(st.tuples(EIGHTHS, EIGHTHS), min_size=2, max_size=6), st.integers(1, 20), st.data())
 @settings(deadline=None)
 def test_more_cells_left_never_make_a_replica_decline(
     replicas: list[tuple[float, float]], cells_left: int, data: st.DataObject

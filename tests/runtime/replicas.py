@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
+
 from lightning_hybrid.core.config import HybridConfig
-from lightning_hybrid.core.cost import SpeedModel
+from lightning_hybrid.core.cost import Costs
 from lightning_hybrid.core.plan import Grid
+from lightning_hybrid.core.speed import SpeedModel
 from lightning_hybrid.core.state import ReplicaRecord
+from lightning_hybrid.core.versions import QueueVersion
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.claimer import QueueDealer
 from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
@@ -84,16 +88,18 @@ class Replica:
         released: Callable[[], bool] = lambda: True,
     ) -> None:
         self.me, self.prefetch = me, prefetch
-        self.queue = SharedQueue(store, me, world, first_cell, num_cells)
-        self.board = Board(self.queue, me, config)
-        self.board.record = ReplicaRecord(replica=me, step_s=step_s, speed_per_s=None if step_s is None else 1 / step_s)
+        self.queue = SharedQueue(store, me, world)
+        self.board = Board(self.queue, me, world, config)
+        speed = None if step_s is None else 1 / step_s
+        self.board.view.record = ReplicaRecord(replica=me, step_s=step_s, speed_per_s=speed)
+        costs = Costs.equal(num_cells)
         self.dealer = QueueDealer(
             self.board,
             self.queue,
             Grid.sequential(num_cells, 1),
+            version_of(range(min(first_cell, num_cells), num_cells), costs, world),
+            costs,
             config,
-            replica=me,
-            prior=[1.0] * world,
             prefetch=prefetch > 0,
             released=released,
         )
@@ -126,13 +132,13 @@ class Replica:
         assert seconds >= 0
 
     def finish(self) -> None:
-        self.board.record = replace(self.board.record, finished=True)
+        self.board.view.record = replace(self.board.view.record, finished=True)
         self.dealer.finish()
 
     def _learn(self, seconds: float) -> None:
         self._speed.observe(1, seconds)
-        record = self.board.record
-        self.board.record = replace(
+        record = self.board.view.record
+        self.board.view.record = replace(
             record,
             steps=record.steps + 1,
             samples=record.samples + 1,
@@ -145,6 +151,20 @@ class Replica:
     @staticmethod
     def _no_ghosts(_batch: object) -> None:
         raise AssertionError("a queue deals out no ghosts")
+
+
+def version_of(cells: Sequence[int], costs: Costs, world: int) -> QueueVersion:
+    """A first plan version: the cells in this order, everybody from the head, without limits."""
+    order, nothing = np.asarray(cells, dtype=np.int64), (None,) * world
+    return QueueVersion(
+        number=0,
+        policy="load_balanced",
+        cells=order,
+        costs=costs.take(order),
+        ends=("head",) * world,
+        max_claim_costs=nothing,
+        memory_bounds=nothing,
+    )
 
 
 def step_of(seconds: float) -> Step:

@@ -10,9 +10,10 @@ import pytest
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
+from lightning_hybrid.core.published import Published
 from lightning_hybrid.core.state import DeviceState, ReplicaRecord
 from lightning_hybrid.runtime.board import Board
-from lightning_hybrid.runtime.sharedqueue import Alarm, Published, SharedQueue
+from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
 from lightning_hybrid.runtime.store import InProcessStore, Store
 
 pytestmark = pytest.mark.timeout(60)
@@ -34,7 +35,7 @@ class ScriptedClock:
 def board_of(
     store: Store, replica: int = 0, *, config: HybridConfig = QUICK, clock: Callable[[], float] = time.monotonic
 ) -> Board:
-    return Board(SharedQueue(store, replica, 2, 0, 10), replica, config, clock=clock)
+    return Board(SharedQueue(store, replica, 2), replica, 2, config, clock=clock)
 
 
 def until(board: Board, ready: Callable[[], bool]) -> None:
@@ -44,7 +45,7 @@ def until(board: Board, ready: Callable[[], bool]) -> None:
 
 def tell(store: Store, replica: int, *, steps: int = 0, step_s: float | None = None, reserved: int = 0) -> None:
     record = ReplicaRecord(replica=replica, steps=steps, step_s=step_s)
-    SharedQueue(store, replica, 2, 0, 10).publish(Published(record=record, reserved=reserved))
+    SharedQueue(store, replica, 2).publish(Published(record=record, reserved=reserved))
 
 
 # --- exchange -------------------------------------------------------------------------------------------------------
@@ -53,27 +54,27 @@ def tell(store: Store, replica: int, *, steps: int = 0, step_s: float | None = N
 def test_replicas_learn_of_each_other_without_their_loops() -> None:
     store = InProcessStore()
     first, second = board_of(store, 0), board_of(store, 1)
-    second.record = ReplicaRecord(replica=1, steps=7, step_s=0.5)
+    second.view.record = ReplicaRecord(replica=1, steps=7, step_s=0.5)
     second.recut = True
     first.start()
     second.start()
-    until(first, lambda: len(first.peers) == 2 and all(peer is not None for peer in first.peers))
+    until(first, lambda: len(first.view.published) == 2)
     first.close()
     second.close()
 
-    assert first.peers[1] == Published(record=second.record, recut=True)
+    assert first.view.published[1] == Published(record=second.view.record, recut=True)
 
 
 def test_a_new_record_is_published_at_once_when_asked() -> None:
     store = InProcessStore()
     board = board_of(store, config=QUICK.but(publish_period_s=15))
     board.start()
-    until(board, lambda: bool(board.peers))
-    board.record = ReplicaRecord(replica=0, steps=1)
+    until(board, lambda: bool(board.view.published))
+    board.view.record = ReplicaRecord(replica=0, steps=1)
     begin_s = time.monotonic()
     board.exchange_soon()
     with board.changed:
-        while not (board.peers[0] and board.peers[0].record.steps == 1):
+        while board.view.published[0].record.steps != 1:
             assert board.changed.wait(timeout=10)
     board.close()
 
@@ -89,7 +90,7 @@ def test_the_device_is_read_once_a_period_and_published_with_the_record() -> Non
 
     store = InProcessStore()
     config = QUICK.but(device_period_s=1000)
-    board = Board(SharedQueue(store, 0, 1, 0, 10), 0, config, read_device=read)
+    board = Board(SharedQueue(store, 0, 1), 0, 1, config, read_device=read)
     turns = [0]
 
     def errand() -> float:
@@ -103,8 +104,7 @@ def test_the_device_is_read_once_a_period_and_published_with_the_record() -> Non
 
     assert len(readings) == 1
     assert readings[0] != threading.get_ident()
-    assert board.peers[0] is not None
-    assert board.peers[0].record.device == DeviceState(kind="cpu", utilization_frac=0.5)
+    assert board.view.published[0].record.device == DeviceState(kind="cpu", utilization_frac=0.5)
 
 
 def test_an_errand_is_run_again_when_it_wants_and_when_it_is_woken() -> None:
@@ -129,6 +129,60 @@ def test_an_errand_is_run_again_when_it_wants_and_when_it_is_woken() -> None:
     board.close()
 
     assert turns[0] == 4
+
+
+def test_the_newest_record_is_asked_for_before_it_is_told() -> None:
+    store = InProcessStore()
+    board = board_of(store)
+    steps = iter(range(1, 10))
+    board.source = lambda: ReplicaRecord(replica=0, steps=next(steps))
+    board.publish()
+    board.publish()
+    board.look()
+
+    assert board.view.record.steps == board.view.published[0].record.steps == 2
+
+
+def test_what_is_told_is_what_the_dealer_makes_of_the_record_and_what_was_decided_here() -> None:
+    board = board_of(InProcessStore())
+    board.view.record = ReplicaRecord(replica=0, steps=5)
+    board.describe = lambda record: Published(record=record, reserved=record.steps, version=2)
+    board.policy, board.learnt = "memory_aware", "{}"
+    board.publish()
+    board.look()
+
+    assert board.view.published[0] == Published(
+        record=ReplicaRecord(replica=0, steps=5), reserved=5, version=2, policy="memory_aware", learnt="{}"
+    )
+
+
+def test_a_look_takes_in_the_newest_version_of_the_plan() -> None:
+    store = InProcessStore()
+    board = board_of(store)
+    store.add("version", 3)
+    board.look()
+
+    assert board.view.newest_version == 3
+
+
+def test_after_each_exchange_others_get_their_turn() -> None:
+    board = board_of(InProcessStore())
+    seen: list[int] = []
+    board.after_exchange.append(lambda: seen.append(board.view.looks))
+    board.start()
+    until(board, lambda: len(seen) >= 3)
+    board.close()
+
+    assert seen[:3] == [1, 2, 3]
+
+
+def test_of_many_replicas_a_look_reads_a_part_unless_the_dead_are_swept() -> None:
+    queue = SharedQueue(InProcessStore(), 0, 50)
+    sampling = Board(queue, 0, 50, QUICK.but(look_replicas=8))
+    sweeping = Board(queue, 0, 50, QUICK.but(look_replicas=8, lease_s=10.0))
+
+    assert (sampling.view.is_sampled, sweeping.view.is_sampled) == (True, False)
+    assert sweeping.view.to_look_at() == list(range(50))
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
@@ -198,7 +252,7 @@ def test_what_ended_the_background_thread_is_raised_in_the_loop() -> None:
 
 def test_what_the_watch_complains_of_ends_the_run_on_every_replica() -> None:
     store = InProcessStore()
-    first = Board(SharedQueue(store, 0, 2, 0, 10), 0, QUICK, watch=lambda: "replica 0 hangs")
+    first = Board(SharedQueue(store, 0, 2), 0, 2, QUICK, watch=lambda: "replica 0 hangs")
     second = board_of(store, 1)
     first.start()
     second.start()
@@ -210,7 +264,7 @@ def test_what_the_watch_complains_of_ends_the_run_on_every_replica() -> None:
 
 def test_the_failure_of_another_replica_is_told_as_such() -> None:
     store = InProcessStore()
-    SharedQueue(store, 1, 2, 0, 10).raise_alarm(Alarm("replica 1 failed with KeyError: 'mask'", is_collective=False))
+    SharedQueue(store, 1, 2).raise_alarm(Alarm("replica 1 failed with KeyError: 'mask'", is_collective=False))
     board = board_of(store)
     board.start()
 
@@ -223,7 +277,7 @@ def test_all_is_well_while_nothing_went_wrong() -> None:
     board = board_of(InProcessStore())
     board.check()
     board.start()
-    until(board, lambda: bool(board.peers))
+    until(board, lambda: bool(board.view.published))
     board.check()
     board.close()
 
@@ -243,9 +297,9 @@ def test_after_the_close_nothing_is_published() -> None:
     store = InProcessStore()
     board = board_of(store)
     board.start()
-    until(board, lambda: bool(board.peers))
+    until(board, lambda: bool(board.view.published))
     board.close()
-    board.record = ReplicaRecord(replica=0, steps=99)
+    board.view.record = ReplicaRecord(replica=0, steps=99)
     board.exchange_soon()
 
     (data,) = store.get_many(["replica/0"])
@@ -274,43 +328,3 @@ def test_a_close_does_not_wait_for_a_store_that_does_not_answer() -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(board.close).result(timeout=10)
         store.answer.set()
-
-
-# --- how busy a replica is ------------------------------------------------------------------------------------------
-
-
-def test_a_replica_that_is_not_known_counts_as_busy_for_ever() -> None:
-    store = InProcessStore()
-    tell(store, 1, steps=0, step_s=None)
-    board = board_of(store, clock=ScriptedClock())
-    board.look()
-
-    assert board.busy_s(0) == math.inf
-    assert board.busy_s(1) == math.inf
-
-
-def test_a_replica_is_expected_to_be_half_way_through_its_step() -> None:
-    store, clock = InProcessStore(), ScriptedClock()
-    tell(store, 1, steps=3, step_s=4.0)
-    board = board_of(store, clock=clock)
-    board.look()
-
-    assert board.busy_s(1) == 2.0
-    clock.now_s += 4.0
-    assert board.busy_s(1) == 2.0
-
-
-def test_an_overdue_step_is_expected_to_last_as_long_again() -> None:
-    store, clock = InProcessStore(), ScriptedClock()
-    tell(store, 1, steps=3, step_s=4.0)
-    board = board_of(store, clock=clock)
-    board.look()
-    clock.now_s += 4.5
-    board.look()
-    assert board.busy_s(1) == 4.5
-    clock.now_s += 30.0
-    assert board.busy_s(1) == 34.5
-
-    tell(store, 1, steps=4, step_s=4.0)
-    board.look()
-    assert board.busy_s(1) == 2.0

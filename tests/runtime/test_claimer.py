@@ -52,7 +52,7 @@ def is_waiting(replica: Replica) -> Callable[[], bool]:
         return pause_s
 
     replica.board.errand = watched
-    return lambda: QUICK.endgame_poll_s in pauses_s
+    return lambda: any(0 < pause_s <= QUICK.publish_period_s for pause_s in pauses_s)
 
 
 # --- exactly once ---------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_the_slow_replica_leaves_the_last_cell_to_the_fast_one() -> None:
     slow, fast = Replica(store, 0, 2, 1, step_s=10.0), Replica(store, 1, 2, 1, step_s=0.05)
     slow_waits = is_waiting(slow)
     with started(fast), started(slow), ThreadPoolExecutor(1) as pool:
-        eventually(lambda: len(slow.board.peers) == 2 and all(slow.board.peers), slow)
+        eventually(lambda: len(slow.board.view.published) == 2, slow)
         waiting = pool.submit(slow.dealer.take, may_wait=True)
         eventually(slow_waits, slow)
         work = fast.dealer.take(may_wait=True)
@@ -221,7 +221,7 @@ def test_the_slow_replica_takes_the_last_cell_after_all_when_the_fast_one_does_n
     store = InProcessStore()
     slow, fast = Replica(store, 0, 2, 1, step_s=0.3), Replica(store, 1, 2, 1, step_s=0.05)
     with started(slow, fast):
-        eventually(lambda: len(slow.board.peers) == 2 and all(slow.board.peers), slow)
+        eventually(lambda: len(slow.board.view.published) == 2, slow)
 
         assert slow.dealer.take(may_wait=True) == Work(0, 1, 0, mode="queue")
 
@@ -232,7 +232,7 @@ def test_one_that_must_not_wait_is_told_that_there_is_nothing_now() -> None:
     with started(owner):
         taken = [owner.dealer.take(may_wait=False) for _ in range(8)]
         assert all(taken)
-        eventually(lambda: owner.queue.unclaimed == 0, owner)
+        eventually(lambda: owner.dealer.claimant.queue.unclaimed == 0, owner)
         with started(other):
             # the owner would end its cells long before the other has done one of them
             assert other.dealer.take(may_wait=False) is None
@@ -286,7 +286,7 @@ def test_an_alarm_of_another_replica_ends_the_wait_for_work(prefetch: int) -> No
         assert holder.dealer.take(may_wait=True) is not None
         with started(waiting), ThreadPoolExecutor(1) as pool:
             ended = pool.submit(waiting.dealer.finish)
-            eventually(lambda: len(waiting.board.peers) == 2, waiting)
+            eventually(lambda: waiting.board.view.looks > 0, waiting)
             holder.queue.raise_alarm(Alarm("replica 0 issued a collective", is_collective=True))
             with pytest.raises(CollectiveInQueueMode, match="replica 0 issued a collective"):
                 ended.result(timeout=20)

@@ -39,31 +39,42 @@ def die(rank: int, notes: TorchStore) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def await_deaths(deaths: Deaths, notes: TorchStore) -> None:
-    """Returns when those are dead who die by their own work, so that they have got some."""
-    keys = [f"died/{rank}" for rank, (what, _) in deaths.items() if what != "adopt_orphan"]
+def await_notes(keys: list[str], notes: TorchStore) -> None:
+    """Returns when all of these have been noted."""
     ends_s = time.monotonic() + 20
     while None in notes.get_many(keys):
-        assert time.monotonic() < ends_s, "they do not die"
+        assert time.monotonic() < ends_s, f"one of {keys} does not come"
         time.sleep(0.005)
 
 
+def await_deaths(deaths: Deaths, notes: TorchStore) -> None:
+    """Returns when those are dead who die by their own work, so that they have got some."""
+    await_notes([f"died/{rank}" for rank, (what, _) in deaths.items() if what != "adopt"], notes)
+
+
+def await_survivors(deaths: Deaths, notes: TorchStore) -> None:
+    """Returns when all who live on have begun, so that they have cells to be stolen."""
+    await_notes([f"began/{rank}" for rank in range(WORLD) if rank not in deaths], notes)
+
+
 def die_after(replica: Replica, what: str, times: int, notes: TorchStore) -> None:
-    """Makes this process kill itself when the replica's queue has answered ``what``, before anything is said of it.
+    """Makes this process kill itself when the queue (or the sweeper) has answered ``what``, before it is spoken of.
 
     Of several replicas that are to die after their adoption of a cell only the first one does.
     """
-    ask, count = getattr(replica.queue, what), [0]
+    claimant = replica.dealer.claimant
+    asked = claimant._sweeper if what == "adopt" else claimant.queue
+    ask, count = getattr(asked, what), [0]
 
-    def last(*args: Any) -> Any:
-        answer = ask(*args)
-        count[0] += bool(answer) and (what != "reserve" or answer.size > 0)
+    def last(*args: Any, **options: Any) -> Any:
+        answer = ask(*args, **options)
+        count[0] += answer is not None and (what != "reserve" or answer.size > 0)
         me = str(replica.me).encode()
-        if count[0] == times and (what != "adopt_orphan" or notes.create("adopter", me) == me):
+        if count[0] == times and (what != "adopt" or notes.create("adopter", me) == me):
             die(replica.me, notes)
         return answer
 
-    setattr(replica.queue, what, last)
+    setattr(asked, what, last)
 
 
 def share_cells(
@@ -81,7 +92,11 @@ def share_cells(
     def step(work: Work) -> None:
         if what == "step" and len(replica.ran) + 1 == times:
             die(rank, notes)
-        if what in ("", "adopt_orphan") and not replica.ran:
+        if not replica.ran:
+            notes.put(f"began/{rank}", b"")
+        if what == "steal" and not replica.ran:
+            await_survivors(deaths, notes)
+        if what in ("", "adopt") and not replica.ran:
             await_deaths(deaths, notes)
         time.sleep(steps_ms[rank] / 1000)
         notes.add(f"cell/{work.start}", 1)
@@ -155,7 +170,7 @@ def test_nothing_is_lost_when_all_but_one_are_killed(server: StoreServer, prefet
 
 
 def test_nothing_is_lost_when_the_one_that_took_over_is_killed_too(server: StoreServer) -> None:
-    adopts = ("adopt_orphan", 1)
+    adopts = ("adopt", 1)
     survivors_of(server, {0: adopts, 1: ("reserve", 1), 2: adopts, 3: adopts}, 0, [2, 2, 2, 2], num_dead=2)
 
     assert min(counts(server)) >= 1

@@ -4,18 +4,22 @@ import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_hybrid.core.config import HybridConfig
-from lightning_hybrid.core.errors import CoordinationTimeout
+from lightning_hybrid.core.errors import CoordinationTimeout, PlanError
 from lightning_hybrid.core.plan import Grid
+from lightning_hybrid.core.published import Published
+from lightning_hybrid.core.selector import OFF
 from lightning_hybrid.core.state import ReplicaRecord
+from lightning_hybrid.core.workqueue import Span
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.lockstep import Block, LockstepDealer, ghost_work
-from lightning_hybrid.runtime.sharedqueue import Published, SharedQueue
+from lightning_hybrid.runtime.sharedqueue import SharedQueue
 from lightning_hybrid.runtime.store import InProcessStore
 from lightning_hybrid.runtime.work import Exhausted, Work
 
@@ -35,41 +39,48 @@ class Lockstep:
         *,
         max_size: int | None,
         first_cell: int = 0,
+        stop_cell: int | None = None,
         speeds: Speeds | None = None,
         recut: bool = True,
         config: HybridConfig = CONFIG,
+        policy: str | None = None,
+        caps: Sequence[int | None] | None = None,
     ) -> None:
         store = InProcessStore()
-        self.grid, self.first_cell, self.recut = grid, first_cell, recut
-        queues = [SharedQueue(store, me, world, first_cell, grid.num_cells) for me in range(world)]
-        self.boards = [Board(queue, me, config) for me, queue in enumerate(queues)]
+        self.grid, self.recut, self.policy = grid, recut, policy
+        stop_cell = grid.num_cells if stop_cell is None else stop_cell
+        self.cells = Span(min(first_cell, stop_cell), stop_cell)
+        self.queues = [SharedQueue(store, me, world) for me in range(world)]
+        self.boards = [Board(queue, me, world, config) for me, queue in enumerate(self.queues)]
         self.dealers = [
             LockstepDealer(
                 board,
                 queue,
                 grid,
                 config,
-                replica=me,
-                first_cell=first_cell,
+                cells=self.cells,
                 max_size=max_size,
-                prior=[1.0] * world,
+                caps=None if caps is None else lambda: list(caps),
             )
-            for me, (board, queue) in enumerate(zip(self.boards, queues, strict=True))
+            for board, queue in zip(self.boards, self.queues, strict=True)
         ]
         self.rounds: list[list[Work]] = [[] for _ in range(world)]
         if speeds is not None:
             self.measure(speeds)
 
-    def measure(self, speeds: Speeds, *, seen_by: int | None = None) -> None:
+    def measure(self, speeds: Speeds, *, seen_by: int | None = None, **record: Any) -> None:
         """What the boards know of every replica's speed."""
         for board in self.boards if seen_by is None else [self.boards[seen_by]]:
-            board.peers = [
-                Published(
-                    record=ReplicaRecord(replica=r, speed_per_s=speed, step_s=None if speed is None else 1 / speed),
+            board.view.published = {
+                r: Published(
+                    record=ReplicaRecord(
+                        replica=r, speed_per_s=speed, step_s=None if speed is None else 1 / speed, **record
+                    ),
                     recut=self.recut,
+                    policy=self.policy if r == 0 else None,
                 )
                 for r, speed in enumerate(speeds)
-            ]
+            }
 
     def take(self, me: int, *, may_wait: bool = True) -> bool:
         """Whether replica ``me`` had another round."""
@@ -94,8 +105,8 @@ class Lockstep:
         return [[work.size for work in works] for works in zip(*self.rounds, strict=True)]
 
     def check(self) -> None:
-        """Every position from the first cell on is dealt out once, in order, in as many steps on every replica."""
-        at = int(self.grid.offsets[min(self.first_cell, self.grid.num_cells)])
+        """Every position of the cells is dealt out once, in order, in as many steps on every replica."""
+        at = int(self.grid.offsets[self.cells.start])
         for works in zip(*self.rounds, strict=True):
             for work in works:
                 assert work.mode == "lockstep"
@@ -105,7 +116,7 @@ class Lockstep:
                 assert work.start == at < work.stop
                 at = work.stop
             assert not all(work.ghost for work in works)
-        assert at == self.grid.num_samples
+        assert at == int(self.grid.offsets[self.cells.stop])
 
 
 # --- cut anew -------------------------------------------------------------------------------------------------------
@@ -198,6 +209,85 @@ def test_a_block_that_another_replica_agreed_on_is_read_without_a_wait() -> None
 
     assert lockstep.take(1)
     assert [works[0] for works in lockstep.rounds] == [Work(0, 10, mode="lockstep"), Work(10, 15, mode="lockstep")]
+
+
+@pytest.mark.parametrize("max_size", [None, 4])
+def test_cells_behind_the_last_of_the_rounds_are_not_dealt_out(max_size: int | None) -> None:
+    # the lightest cells come last, and were run first
+    lockstep = Lockstep(Grid.sequential(40, 4), 2, max_size=max_size, stop_cell=8, speeds=[1.0, 0.7])
+    rounds = lockstep.run()
+
+    assert max(work.stop for works in rounds for work in works) == 32
+    lockstep.check()
+
+
+def test_sizes_follow_speeds_in_cost_units_where_they_are_known() -> None:
+    lockstep = Lockstep(Grid.sequential(1000, 16), 2, max_size=16)
+    for board in lockstep.boards:
+        board.view.published = {
+            r: Published(
+                record=ReplicaRecord(replica=r, speed_per_s=10.0, cost_speed_per_s=speed, step_s=1.0), recut=True
+            )
+            for r, speed in enumerate([50.0, 25.0])
+        }
+
+    assert lockstep.sizes(1) == [[16, 8]]
+
+
+@pytest.mark.parametrize(("error_frac", "sizes"), [(0.05, [16, 12]), (0.2, [16, 16])])
+def test_what_may_be_chance_moves_no_sizes(error_frac: float, sizes: list[int]) -> None:
+    lockstep = Lockstep(Grid.sequential(1000, 16), 2, max_size=16)
+    lockstep.measure([10.0, 7.7], cost_speed_error_frac=error_frac)
+
+    assert lockstep.sizes(1) == [sizes]
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "sizes"),
+    [
+        ("memory_aware", [10, 6]),
+        ("hybrid", [10, 6]),
+        ("load_balanced", [16, 16]),
+        ("performance_optimized", [16, 16]),
+        (None, [16, 16]),
+    ],
+)
+def test_policies_that_mind_memory_keep_within_what_fits(policy: str | None, sizes: list[int]) -> None:
+    lockstep = Lockstep(Grid.sequential(1000, 16), 2, max_size=16, speeds=[10.0, 10.0], policy=policy, caps=[None, 6])
+
+    assert lockstep.sizes(2) == [sizes] * 2
+    rounds = lockstep.run()
+    assert max(works[1].size for works in rounds) == sizes[1]  # in the last round too, where there is room elsewhere
+    lockstep.check()
+
+
+def test_turned_off_from_the_start_the_batches_are_the_users() -> None:
+    lockstep = Lockstep(Grid.sequential(100, 10), 2, max_size=10, speeds=[10.0, 1.0], policy=OFF)
+
+    assert [[work.cell for work in works] for works in lockstep.run()] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+def test_turned_off_between_two_blocks_every_replica_gets_the_same_size() -> None:
+    lockstep = Lockstep(Grid.sequential(1000, 16), 2, max_size=16, speeds=[10.0, 5.0], policy="hybrid")
+    assert lockstep.sizes(1) == [[16, 8]]
+    lockstep.policy = OFF
+    lockstep.measure([10.0, 5.0])
+
+    assert lockstep.sizes(3)[1:] == [[16, 16]] * 3
+    lockstep.run()
+    lockstep.check()
+
+
+def test_a_block_tells_by_which_policy_it_was_cut() -> None:
+    lockstep = Lockstep(Grid.sequential(1000, 16), 2, max_size=16, speeds=[10.0, 5.0], policy="memory_aware")
+    lockstep.sizes(1)
+    agreed = lockstep.queues[1].agreed("block/0")
+
+    assert agreed is not None
+    assert Block.from_bytes(agreed) == Block(1, (16, 8), (10.0, 5.0), "memory_aware")
 
 
 # --- not cut anew ---------------------------------------------------------------------------------------------------
@@ -300,14 +390,22 @@ def test_replicas_read_the_same_rounds_in_whatever_order_they_ask(
     st.integers(1, 9),
     st.none() | st.lists(st.integers(1, 99), min_size=1, max_size=5).map(tuple),
     st.none() | st.lists(st.floats(0.01, 1e6), min_size=1, max_size=5).map(tuple),
+    st.none() | st.text(),
 )
 @settings(deadline=None)
 def test_a_block_comes_back_from_its_bytes(
-    rounds: int, sizes: tuple[int, ...] | None, speeds: tuple[float, ...] | None
+    rounds: int, sizes: tuple[int, ...] | None, speeds: tuple[float, ...] | None, policy: str | None
 ) -> None:
-    block = Block(rounds, sizes, speeds)
+    block = Block(rounds, sizes, speeds, policy)
 
     assert Block.from_bytes(block.to_bytes()) == block
+
+
+def test_a_block_that_does_not_hold_what_its_hash_says_is_refused() -> None:
+    data = Block(4, (16, 8), (2.0, 1.0), "hybrid").to_bytes()
+
+    with pytest.raises(PlanError, match="a block of rounds has hash"):
+        Block.from_bytes(data.replace(b"[16, 8]", b"[8, 16]"))
 
 
 # --- with background threads ----------------------------------------------------------------------------------------
@@ -318,7 +416,7 @@ def test_threads_with_boards_of_their_own_cover_every_position_once() -> None:
     lockstep = Lockstep(Grid.sequential(500, 8), 3, max_size=8)
     for me, board in enumerate(lockstep.boards):
         record = ReplicaRecord(replica=me, speed_per_s=speeds[me], step_s=8 / speeds[me])
-        board.record, board.recut = replace(record, steps=1), True
+        board.view.record, board.recut = replace(record, steps=1), True
         board.start()
 
     def main(me: int) -> None:

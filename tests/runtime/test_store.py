@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import CoordinationTimeout
+from lightning_hybrid.core.workqueue import CellQueue, RangeKey
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.sharedqueue import SharedQueue
 from lightning_hybrid.runtime.store import InProcessStore, Store, TorchStore, open_stores
@@ -108,6 +109,28 @@ def test_missing_keys_are_none_at_once(store: Store) -> None:
     assert store.get_many([]) == []
 
 
+def test_threads_that_claim_reserve_and_steal_at_once_take_every_position_once(store: Store) -> None:
+    queues = [CellQueue(store, replica, 240) for replica in range(4)]
+    ranges: list[RangeKey] = []  # of all of them, so that they take from each other
+
+    def main(me: int) -> list[int]:
+        mine: list[int] = []
+        for turn in range(40):
+            won = queues[me].claim(5, from_tail=bool(me % 2))
+            loot = queues[me].steal(ranges[(turn * 7 + me) % len(ranges)], 2) if ranges else None
+            ranges.extend(item for item in (won, loot) if item)
+            if ranges:
+                mine += range(*queues[me].reserve(ranges[turn % len(ranges)], 3))
+        return mine
+
+    taken = in_threads(main, 4)
+    while (won := queues[0].seal()) is not None:
+        ranges.append(won)
+    taken += [range(*queues[0].reserve(item, item.size)) for item in ranges]
+
+    assert sorted(at for part in taken for at in part) == list(range(240))
+
+
 def test_keys_of_another_prefix_are_others() -> None:
     shared = dist.HashStore()
     first, second = TorchStore(shared, "first"), TorchStore(shared, "second")
@@ -175,10 +198,10 @@ def test_a_store_whose_server_was_killed_says_so_in_every_call() -> None:
 def wait_for_a_stopped_server(_rank: int) -> str:
     server = StoreServer()
     config = HybridConfig(publish_period_s=0.02, claim_deadline_s=0.5)
-    board = Board(SharedQueue(TorchStore(server.client(), "run"), 0, 1, 0, 10), 0, config)
+    board = Board(SharedQueue(TorchStore(server.client(), "run"), 0, 1), 0, 1, config)
     board.start()
     with board.changed:
-        board.wait(lambda: bool(board.peers), "the first exchange")
+        board.wait(lambda: board.view.looks > 0, "the first exchange")
         os.kill(server.pid, signal.SIGSTOP)
         with pytest.raises(CoordinationTimeout, match="claim_deadline_s") as caught:
             board.wait(lambda: False, "what never comes")

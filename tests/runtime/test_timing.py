@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_hybrid.runtime.timing import CollectiveClock, CollectiveCounter, EventTimer, HostTimer, timer_for
+from lightning_hybrid.runtime.collectives import CollectiveClock, CollectiveCounter
+from lightning_hybrid.runtime.timing import EventTimer, HostTimer, timer_for
 from lightning_hybrid.runtime.work import Work
 from tests.ranks import run_ranks
 

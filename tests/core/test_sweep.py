@@ -1,37 +1,38 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 
+from lightning_hybrid.core.published import Published
 from lightning_hybrid.core.state import ReplicaRecord
+from lightning_hybrid.core.sweep import Sweeper
 from lightning_hybrid.core.workqueue import Span
-from lightning_hybrid.runtime.sharedqueue import Published, SharedQueue
-from lightning_hybrid.runtime.store import InProcessStore
-from lightning_hybrid.runtime.sweep import Sweeper
-
-
-class ScriptedClock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.core.claimants import DictKeys, ScriptedClock
 
 
 class Watch:
     """Replica 0 of 2 and its sweeper, with a lease of 10 s, over cells 0 to 5."""
 
     def __init__(self, first_cell: int = 0, num_cells: int = 6) -> None:
-        self.clock, self.num_cells = ScriptedClock(), num_cells
-        self.store = InProcessStore()
-        queue = SharedQueue(self.store, 0, 2, first_cell, num_cells)
-        self.sweeper = Sweeper(queue, 0, 10.0, self.clock)
+        self.clock, self.keys = ScriptedClock(), DictKeys()
+        self.sweeper = self.of(0, range(first_cell, num_cells))
+
+    def of(self, replica: int, cells: Sequence[int] = range(6)) -> Sweeper:
+        """The sweeper of a replica that shares the keys and the clock."""
+        return Sweeper(self.keys, replica, 10.0, cells=np.array(cells, dtype=np.int64), clock=self.clock)
 
     def adopt(self, *peers: Published | None) -> int | None:
-        return self.sweeper.adopt(peers, self.num_cells)
+        return self.sweeper.adopt(known(*peers))
 
     def after(self, seconds: float, *peers: Published | None) -> int | None:
         self.clock.now_s += seconds
         return self.adopt(*peers)
+
+
+def known(*peers: Published | None) -> dict[int, Published]:
+    return {r: peer for r, peer in enumerate(peers) if peer is not None}
 
 
 def said(
@@ -124,19 +125,25 @@ def test_a_cell_that_is_spoken_of_in_time_is_not_lost() -> None:
 
 def test_a_cell_that_another_replica_took_over_is_left_to_it() -> None:
     watch = Watch()
-    other = SharedQueue(watch.store, 1, 2, 0, 6)
-    assert other.adopt_orphan(4)
+    other = watch.of(1)
+    lost = said(0, done=((0, 4), (5, 6)))
+    other.adopt(known(lost))
     peers = said(0, done=((0, 4),)), None
     watch.adopt(*peers)
+    watch.clock.now_s += 10.0
+    assert other.adopt(known(lost)) == 4
 
-    assert watch.after(10.0, *peers) == 5
+    assert watch.adopt(*peers) == 5
+    assert other.adopt(known(*peers)) is None
 
 
 def test_a_cell_whose_new_owner_died_as_well_is_taken_over_again() -> None:
     watch = Watch()
-    other = SharedQueue(watch.store, 1, 2, 0, 6)
-    assert other.adopt_orphan(4)
+    other = watch.of(1)
     peers = said(0, done=((0, 4), (5, 6))), said(1)
+    other.adopt(known(*peers))
+    watch.clock.now_s += 10.0
+    assert other.adopt(known(*peers)) == 4
     watch.adopt(*peers)
 
     # the other one took it over 100 s ago and neither runs it nor says anything
@@ -171,4 +178,25 @@ def test_an_epoch_is_complete_when_every_cell_is_done_by_somebody(
 ) -> None:
     sweeper = Watch(first_cell=first_cell).sweeper
 
-    assert sweeper.is_complete(peers, [Span(*span) for span in mine]) is complete
+    assert sweeper.is_complete(known(*peers), [Span(*span) for span in mine]) is complete
+
+
+def test_a_cell_outside_the_queue_is_no_reason_to_sweep() -> None:
+    watch = Watch(first_cell=2, num_cells=5)
+    peers = said(0, done=((2, 5),)), said(1, done=((0, 2), (5, 9)))
+    watch.adopt(*peers)
+
+    assert watch.after(10.0, *peers) is None
+    assert watch.sweeper.is_complete(known(*peers), [Span(2, 5)])
+
+
+def test_cells_in_any_order_with_gaps_between_them_are_swept_and_the_gaps_are_not() -> None:
+    watch = Watch()
+    sweeper = watch.of(0, [9, 2, 4, 5])
+    peers = known(said(0, done=((2, 3),)), said(1, done=((9, 10),)))
+    assert sweeper.adopt(peers) is None
+    watch.clock.now_s += 10.0
+
+    assert [sweeper.adopt(peers) for _ in range(3)] == [4, 5, None]
+    assert not sweeper.is_complete(peers, [Span(2, 3), Span(4, 5)])
+    assert sweeper.is_complete(peers, [Span(2, 3), Span(4, 6)])

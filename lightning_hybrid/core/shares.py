@@ -1,0 +1,117 @@
+"""Shares of the cells by earliest completion, for when costs and speeds are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_hybrid.core.cost import Costs, FloatArray
+
+_SINGLE_CELLS = 2048
+"""Heaviest and lightest cells that are placed one by one; what lies between is placed in bulk."""
+
+
+def earliest_completion(
+    cells: Costs, speeds: Sequence[float], free_s: Sequence[float], bounds: Sequence[float | None]
+) -> npt.NDArray[np.int64]:
+    """Gives each cell, in the order of ``cells``, to the replica that completes it first.
+
+    Longest processing time first on uniform machines (Gonzalez, Ibarra and Sahni, 1977) where ``cells`` are in
+    descending order. Of very many cells those in the middle are dealt out in bulk, so that all replicas are done with
+    them at the same time.
+
+    Args:
+        cells: Compute costs, and memory costs where known.
+        speeds: Cost units per second of each replica.
+        free_s: When each replica will be free.
+        bounds: Most memory cost of a cell on each replica, ``None`` where there is no bound. A cell above all bounds
+            goes to the replicas with the largest.
+
+    Returns:
+        The replica of each cell.
+    """
+    owner = np.empty(len(cells), dtype=np.int64)
+    ends_s, pace = np.asarray(free_s, dtype=np.float64).copy(), 1.0 / np.asarray(speeds, dtype=np.float64)
+    num_single = min(len(cells), max(_SINGLE_CELLS, 8 * len(pace)))
+    head = min(num_single, len(cells))
+    tail = max(head, len(cells) - num_single)
+    fits = _Fits(cells.memory, bounds)
+    _place_singly(range(head), cells.compute, pace, ends_s, fits, owner)
+    _place_in_bulk(head, tail, cells.compute, pace, ends_s, fits, owner)
+    _place_singly(range(tail, len(cells)), cells.compute, pace, ends_s, fits, owner)
+    return owner
+
+
+class _Fits:
+    """Which cells fit where."""
+
+    def __init__(self, memory: FloatArray | None, bounds: Sequence[float | None]) -> None:
+        self._memory = None if all(bound is None for bound in bounds) else memory
+        self._bounds = np.array([np.inf if bound is None else bound for bound in bounds])
+        self._smallest, self._largest = float(self._bounds.min()), float(self._bounds.max())
+
+    def extra_s(self, cell: int) -> FloatArray | float:
+        """Infinite for replicas that a cell does not fit, zero elsewhere."""
+        if self._memory is None or self._memory[cell] <= self._smallest:
+            return 0.0
+        return np.where(self._bounds >= min(float(self._memory[cell]), self._largest), 0.0, np.inf)
+
+    def fits_all(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Which cells fit on every replica."""
+        if self._memory is None:
+            return np.ones(stop - start, dtype=np.bool_)
+        return self._memory[start:stop] <= self._smallest
+
+
+def _place_singly(
+    positions: Sequence[int] | npt.NDArray[np.int64],
+    costs: FloatArray,
+    pace: FloatArray,
+    ends_s: FloatArray,
+    fits: _Fits,
+    owner: npt.NDArray[np.int64],
+) -> None:
+    for position in positions:
+        completions = ends_s + costs[position] * pace + fits.extra_s(int(position))
+        first = int(completions.argmin())
+        ends_s[first] = completions[first]
+        owner[position] = first
+
+
+def _place_in_bulk(
+    start: int,
+    stop: int,
+    costs: FloatArray,
+    pace: FloatArray,
+    ends_s: FloatArray,
+    fits: _Fits,
+    owner: npt.NDArray[np.int64],
+) -> None:
+    """Deals out cells like cards, in proportion to what each replica can take until all are done at the same time."""
+    if start >= stop:
+        return
+    free = fits.fits_all(start, stop)
+    _place_singly(np.flatnonzero(~free) + start, costs, pace, ends_s, fits, owner)
+    bulk = np.flatnonzero(free) + start
+    if len(bulk) == 0:
+        return
+    room = _room(float(costs[bulk].sum()), pace, ends_s)
+    # every replica gets cells from everywhere in the order: each cell falls to where the cumulated cost points
+    edges = np.cumsum(room) / room.sum()
+    rounds = max(1, len(bulk) // (4 * len(pace)))
+    place = (np.cumsum(costs[bulk]) - 0.5 * costs[bulk]) / float(costs[bulk].sum()) * rounds % 1.0
+    owner[bulk] = np.minimum(np.searchsorted(edges, place, side="right"), len(pace) - 1)
+    ends_s += np.bincount(owner[bulk], weights=costs[bulk], minlength=len(pace)) * pace
+
+
+def _room(total: float, pace: FloatArray, ends_s: FloatArray) -> FloatArray:
+    """Cost that each replica takes so that all which take any end together (water filling)."""
+    order = np.argsort(ends_s, kind="stable")
+    speeds, ends = 1.0 / pace[order], ends_s[order]
+    # with the first k replicas the common end is (total + sum of speed * end) / sum of speeds
+    common = (total + np.cumsum(speeds * ends)) / np.cumsum(speeds)
+    k = int(np.flatnonzero(common >= ends)[-1])
+    room: FloatArray = np.maximum(0.0, common[k] - ends_s) / pace
+    return room
