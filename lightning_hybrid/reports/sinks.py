@@ -13,11 +13,10 @@ from typing import Any, Protocol
 
 from lightning_hybrid.core.recommend import Recommendation, format_markdown
 from lightning_hybrid.core.state import BalanceSnapshot
+from lightning_hybrid.core.statistics import Statistics
 from lightning_hybrid.reports.scalars import custom_scalars_layout, scalars
 
 _log = logging.getLogger(__name__)
-
-TEXT_FILE = "recommendations.md"
 
 
 class MetricsLogger(Protocol):
@@ -32,9 +31,10 @@ class LoggerReport:
     """Writes to every logger of a trainer, on rank zero only.
 
     A logger gets the numbers of `lightning_hybrid.reports.scalars.scalars`. One whose experiment can show text (as
-    TensorBoard's) gets the recommendations there under ``recommendations/<stage>``, and charts that show all replicas
-    together; one that has a local log directory (as the CSV logger's) gets them in ``recommendations.md`` beside its
-    metrics. What was written is flushed, so that it survives a crash.
+    TensorBoard's) gets the recommendations there under ``recommendations/<stage>``, the timeline of the policies under
+    ``policies/<stage>``, and charts that show all replicas together; one that has a local log directory (as the CSV
+    logger's) gets the texts in ``recommendations.md`` and ``policies.md`` beside its metrics. What was written is
+    flushed, so that it survives a crash.
 
     The x axis of a stage never goes back: a smaller step than the stage's last one is raised to it, because
     TensorBoard's server drops what it had when the steps of a tag decrease.
@@ -63,8 +63,16 @@ class LoggerReport:
         """
         text = format_markdown(recommendations)
         for sink in self._sinks:
-            if sink.is_news(stage, text, takes_back=not recommendations):
+            if sink.is_news(f"recommendations/{stage}", text, takes_back=not recommendations):
                 sink.try_to(sink.write_text, stage, text, step)
+
+    def log_policies(self, policies: Statistics, step: int, *, stage: str) -> None:
+        """Write the numbers of one stage's policies, and their timeline as text unless it is the last text again."""
+        metrics, text = policies.scalars(stage), policies.format_markdown()
+        for sink in self._sinks:
+            sink.try_to(sink.write_metrics, stage, metrics, step)
+            if sink.is_news(f"policies/{stage}", text, takes_back=not policies.num_schedules):
+                sink.try_to(sink.write_text, stage, text, step, "policies")
 
     def close(self) -> None:
         """Flush every logger; the loggers themselves belong to the trainer and stay open."""
@@ -103,18 +111,18 @@ class _Sink:
         self._write_layout(stage)
         self.flush()
 
-    def is_news(self, stage: str, text: str, *, takes_back: bool) -> bool:
-        last = self._last_text.get(stage)
+    def is_news(self, page: str, text: str, *, takes_back: bool) -> bool:
+        last = self._last_text.get(page)
         return last != text and not (takes_back and last is None)
 
-    def write_text(self, stage: str, text: str, step: int) -> None:
+    def write_text(self, stage: str, text: str, step: int, page: str = "recommendations") -> None:
         step = self._forward(stage, step)
-        self._last_text[stage] = text
+        self._last_text[f"{page}/{stage}"] = text
         add_text = self._ability("add_text")
         if add_text is not None:
-            add_text(f"recommendations/{stage}", text, step)
+            add_text(f"{page}/{stage}", text, step)
         else:
-            self._append_to_text_file(f"## {stage}, step {step}\n\n{text.strip()}\n\n")
+            self._append_to_text_file(f"{page}.md", f"## {stage}, step {step}\n\n{text.strip()}\n\n")
         self.flush()
 
     def flush(self) -> None:
@@ -135,11 +143,11 @@ class _Sink:
         self._stages_in_layout.append(stage)
         add_custom_scalars(custom_scalars_layout(self._stages_in_layout))
 
-    def _append_to_text_file(self, text: str) -> None:
+    def _append_to_text_file(self, name: str, text: str) -> None:
         directory = getattr(self._logger, "log_dir", None)
         if not isinstance(directory, (str, os.PathLike)) or "://" in os.fspath(directory):
             return
-        path = Path(directory) / TEXT_FILE
+        path = Path(directory) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
