@@ -20,16 +20,23 @@ if TYPE_CHECKING:
         CollectiveInQueueMode,
         ConfigError,
         CoordinationTimeout,
+        CostError,
         HybridError,
         PeerFailed,
         PlanError,
         ResultsError,
     )
     from lightning_hybrid.core.plan import Plan
+    from lightning_hybrid.core.policies import register_policy
     from lightning_hybrid.core.recommend import Recommendation
     from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
+    from lightning_hybrid.core.statistics import Statistics
+    from lightning_hybrid.core.traces import SpeedTrace
     from lightning_hybrid.lightning.callback import HybridBalanceCallback
     from lightning_hybrid.lightning.strategy import HybridDDPStrategy
+    from lightning_hybrid.reports.simulated import SimulationResult
+    from lightning_hybrid.runtime.recording import Recording
+    from lightning_hybrid.simulation import replay, simulate
 
 __version__ = "0.1.0.dev0"
 
@@ -38,6 +45,7 @@ __all__ = [
     "CollectiveInQueueMode",
     "ConfigError",
     "CoordinationTimeout",
+    "CostError",
     "DeviceState",
     "HybridBalanceCallback",
     "HybridConfig",
@@ -47,8 +55,15 @@ __all__ = [
     "Plan",
     "PlanError",
     "Recommendation",
+    "Recording",
     "ReplicaRecord",
     "ResultsError",
+    "SimulationResult",
+    "SpeedTrace",
+    "Statistics",
+    "register_policy",
+    "replay",
+    "simulate",
 ]
 
 _HOMES = {
@@ -56,6 +71,7 @@ _HOMES = {
     "CollectiveInQueueMode": "core.errors",
     "ConfigError": "core.errors",
     "CoordinationTimeout": "core.errors",
+    "CostError": "core.errors",
     "DeviceState": "core.state",
     "HybridBalanceCallback": "lightning.callback",
     "HybridConfig": "core.config",
@@ -65,8 +81,15 @@ _HOMES = {
     "Plan": "core.plan",
     "PlanError": "core.errors",
     "Recommendation": "core.recommend",
+    "Recording": "runtime.recording",
     "ReplicaRecord": "core.state",
     "ResultsError": "core.errors",
+    "SimulationResult": "reports.simulated",
+    "SpeedTrace": "core.traces",
+    "Statistics": "core.statistics",
+    "register_policy": "core.policies",
+    "replay": "simulation",
+    "simulate": "simulation",
 }
 
 

@@ -16,6 +16,7 @@ PUBLIC = [
     "CollectiveInQueueMode",
     "ConfigError",
     "CoordinationTimeout",
+    "CostError",
     "DeviceState",
     "HybridBalanceCallback",
     "HybridConfig",
@@ -25,8 +26,15 @@ PUBLIC = [
     "Plan",
     "PlanError",
     "Recommendation",
+    "Recording",
     "ReplicaRecord",
     "ResultsError",
+    "SimulationResult",
+    "SpeedTrace",
+    "Statistics",
+    "register_policy",
+    "replay",
+    "simulate",
 ]
 """Frozen: a name that comes or goes here is a decision."""
 
@@ -85,6 +93,15 @@ heavy = ("lightning", "lightning_fabric", "pytorch_lightning", "torch", "torchme
 print([name for name in heavy if name in sys.modules])
 """
     assert _run(code) == ["[]"]
+
+
+def test_simulate_is_the_function_whatever_was_imported_before() -> None:
+    code = """
+import lightning_hybrid.simulation, lightning_hybrid.cli
+from lightning_hybrid import simulate
+print(simulate("2x1", num_cells=8).exactly_once)
+"""
+    assert _run(code) == ["True"]
 
 
 def test_settings_and_errors_load_no_framework() -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils._pytree import tree_leaves
 
 from lightning_hybrid.lightning.patches import Patches
-from lightning_hybrid.runtime.dealing import Stage
 from lightning_hybrid.runtime.metrics import Partial, Reduction
+from lightning_hybrid.runtime.spec import Stage
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -91,6 +91,13 @@ def hook_loader_requests(patches: Patches, trainer: Trainer, make: Callable[[Any
         patches.replace(loop._data_source, "dataloader", make)
 
 
+def hook_loop_start(patches: Patches, trainer: Trainer, make: Callable[[Any], Any]) -> None:
+    """Replaces what begins a loop's pass over its loaders, once they are ready: their lengths are asked there."""
+    loops = (trainer.validate_loop, trainer.test_loop, trainer.predict_loop, trainer.fit_loop.epoch_loop.val_loop)
+    for loop in loops:
+        patches.replace(loop, "reset", make)
+
+
 def combined_mode(loaders: Any) -> str:
     """How several loaders are combined; a plain loader or list is ``sequential`` in the loops of ours."""
     return getattr(loaders, "_mode", "sequential") if type(loaders).__name__ == "CombinedLoader" else "sequential"
@@ -141,6 +148,19 @@ def takes_dataloader_iter(trainer: Trainer, package: ModuleType, stage: Stage) -
     module = importlib.import_module(f"{package.__name__}.utilities.signature_utils")
     step = getattr(trainer.lightning_module, STEP_NAMES[stage])
     return bool(module.is_param_in_hook_signature(step, "dataloader_iter", explicit=True))
+
+
+_EVAL_HOOKS: dict[Stage, str] = {
+    "predict": "on_predict_model_eval",
+    "validate": "on_validation_model_eval",
+    "test": "on_test_model_eval",
+}
+
+
+def chooses_mode_itself(trainer: Trainer, stage: Stage) -> bool:
+    """Whether the user's module decides which of its layers the loop of ``stage`` puts into evaluation."""
+    hook = _EVAL_HOOKS[stage]
+    return getattr(type(trainer.lightning_module), hook) is not getattr(package_of(trainer).LightningModule, hook)
 
 
 def predictions_of(trainer: Trainer) -> list[list[Any]]:

@@ -7,23 +7,26 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import ConfigError
-from lightning_hybrid.core.plan import Grid
-from lightning_hybrid.core.state import ReplicaRecord
 from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
+from lightning_hybrid.lightning.conclusion import conclude, gather
+from lightning_hybrid.lightning.ordering import Arranger, has_training_norm, reason_to_keep
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan, steps_at_most
 from lightning_hybrid.lightning.patches import Patches
+from lightning_hybrid.lightning.streams import Streams
 from lightning_hybrid.probes.torch_device import probe_for
 from lightning_hybrid.runtime import results
-from lightning_hybrid.runtime.dealing import Stage
+from lightning_hybrid.runtime.assembly import Outputs
+from lightning_hybrid.runtime.costs import CostOption, batch_elements
+from lightning_hybrid.runtime.keys import KeyOption
 from lightning_hybrid.runtime.metrics import combine
+from lightning_hybrid.runtime.spec import Stage
+from lightning_hybrid.runtime.steering import Steering
 from lightning_hybrid.runtime.store import open_stores
 from lightning_hybrid.runtime.timing import timer_for
 
@@ -34,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 _SHARDED = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
 _STAGES: tuple[Stage, ...] = ("predict", "validate", "test")
-_NORMS = (torch.nn.modules.batchnorm._NormBase,)
 
 
 class Attachment:
@@ -43,9 +45,20 @@ class Attachment:
     Args:
         trainer: The Trainer, with its process group set up.
         config: All settings.
+        cost: What samples cost, ``None`` when the user did not say.
+        reuse: Which samples are equal, ``None`` when the user did not say.
+        steering: The policies; by ``config`` alone where it is left out.
     """
 
-    def __init__(self, trainer: Trainer, config: HybridConfig) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        config: HybridConfig,
+        *,
+        cost: CostOption | None = None,
+        reuse: KeyOption | None = None,
+        steering: Steering | None = None,
+    ) -> None:
         self.trainer, self.config = trainer, config
         mode = self._mode()  # may raise, on all ranks alike, so it comes before the first exchange
         self.package = _compat.package_of(trainer)
@@ -59,9 +72,12 @@ class Attachment:
             probe=probe_for(trainer.strategy.root_device),
             new_timer=lambda: timer_for(trainer.strategy.root_device, config.in_flight_steps),
             mode=mode,
+            steering=steering,
         )
-        self.outputs: dict[int, tuple[Grid, list[results.Piece]]] = {}
-        """For each loader of predict: the grid, and the pieces of the output that this rank holds."""
+        self.outputs: dict[int, Outputs] = {}
+        """What this rank holds of the outputs of each loader of predict."""
+        self.arranger = Arranger(trainer, cost, reuse, config, self._say_once)
+        self._streams = Streams(trainer, self.engine, self._say_once)
         self.patches = Patches()
         self._said: set[str] = set()
         self._adopted: list[str] = []
@@ -84,6 +100,7 @@ class Attachment:
         _compat.hook_loader_requests(self.patches, self.trainer, self._noting_request)
         _compat.hook_loader_preparation(self.patches, self.trainer, self._preparing)
         _compat.hook_epoch_end(self.patches, self.trainer, self._ending)
+        _compat.hook_loop_start(self.patches, self.trainer, self._streams.starting)
         for stage in _STAGES:
             _compat.hook_step(self.patches, self.trainer.strategy, stage, self._stepping)
 
@@ -95,7 +112,9 @@ class Attachment:
             flat = _compat.flat_loaders(loaders)
             self._is_told_the_loader = len(flat) > 1 and self._combined_mode == "sequential"
             # the loop reads one batch ahead where it cannot tell from a length which one is the last
-            self._read_ahead = 0 if all(map(live.will_have_length, flat)) else 1
+            have_length = all(self._streams.claims(loader) or live.will_have_length(loader) for loader in flat)
+            self._read_ahead = 0 if have_length else 1
+            self._streams.forget()
             self.indexed = set()
             return loaders
 
@@ -110,8 +129,13 @@ class Attachment:
             self._next_loader_idx += 1
             if not isinstance(dataloader, DataLoader):
                 self._say(f"loader {loader_idx} of {stage} is a {type(dataloader).__name__}, not a DataLoader")
+                self.arranger.pass_over(stage, loader_idx)
                 return original(dataloader, shuffle=shuffle, mode=mode)
             deal = self._deal(dataloader, stage, loader_idx)
+            if deal in ("stock", "as it is", "claim"):
+                self.arranger.pass_over(stage, loader_idx)
+            if deal == "claim":
+                return self._streams.live(dataloader, stage, loader_idx, self._read_ahead)
             if deal == "stock":
                 return original(dataloader, shuffle=shuffle, mode=mode)
             return dataloader if deal == "as it is" else self._live(dataloader, stage, loader_idx, deal)
@@ -124,7 +148,10 @@ class Attachment:
             if epoch is None or not epoch.has_batch:
                 self.engine.current = None
                 return original(*args, **kwargs)
-            return epoch.run_step(lambda: original(*args, **kwargs), self._may_recut)
+            if len(epoch.done) == 1:
+                self.arranger.check(epoch)
+            elements = batch_elements(args) if epoch.counts_elements else None
+            return epoch.run_step(lambda: original(*args, **kwargs), self._may_recut, elements)
 
         return step
 
@@ -137,7 +164,9 @@ class Attachment:
 
     # --- loaders ------------------------------------------------------------------------------------------------
 
-    def _deal(self, loader: DataLoader[Any], stage: Stage, loader_idx: int) -> Deal | Literal["stock", "as it is"]:
+    def _deal(
+        self, loader: DataLoader[Any], stage: Stage, loader_idx: int
+    ) -> Deal | Literal["stock", "as it is", "claim"]:
         """How a loader is dealt out; says why where it is not re-distributed."""
         which = f"loader {loader_idx} of {stage}"
         alone = self.engine.num_replicas == 1
@@ -150,10 +179,11 @@ class Attachment:
         if isinstance(loader.dataset, IterableDataset):
             if self.config.iterable == "stock":
                 self._say(
-                    f"{which} has an IterableDataset, of which every rank sees the whole stream; shard the dataset by"
-                    " rank and pass HybridBalanceCallback(iterable='sharded') to say so"
+                    f"{which} has an IterableDataset, of which every rank sees the whole stream; pass"
+                    " HybridBalanceCallback(iterable='claim') to have each of its batches run by one rank, or shard"
+                    " the dataset by rank and pass iterable='sharded' to say so"
                 )
-            return "as it is"
+            return "claim" if self._streams.claims(loader) else "as it is"
         if alone:
             return "own"
         if live.shards_itself(loader):
@@ -168,16 +198,18 @@ class Attachment:
         return "balance"
 
     def _live(self, loader: DataLoader[Any], stage: Stage, loader_idx: int, deal: Deal) -> object:
-        keeps_batches = (
-            live.batches_itself(loader) or live.has_own_batch_sampler(loader) or self.config.batch_dependent is True
-        )
+        keeps_batches = reason_to_keep(loader, batch_dependent=self.config.batch_dependent) is not None
         size = self.config.max_micro_batch_size or loader.batch_size
         plan = LoaderPlan(
             stage=stage,
             loader_idx=loader_idx,
             deal=deal,
             max_size=None if keeps_batches else size,
+            arrange=lambda batches, exchange: self.arranger.arrange(
+                loader, batches, exchange, stage=stage, loader_idx=loader_idx
+            ),
             read_ahead=self._read_ahead,
+            opens_at_once=self.arranger.reads_samples(stage) and bool(loader.num_workers),
         )
         if not live.batches_itself(loader):
             self.indexed.add(loader_idx)
@@ -197,8 +229,7 @@ class Attachment:
 
     def _may_recut(self, epoch: EpochRun, output: Any, size: int) -> bool:
         """Whether batches may be cut anew as far as this rank can tell from the model and its first output."""
-        module = self.trainer.lightning_module
-        if any(isinstance(child, _NORMS) and child.training for child in module.modules()):
+        if has_training_norm(self.trainer.lightning_module):
             return False
         return epoch.spec.stage != "predict" or results.has_rows(output, size)
 
@@ -216,7 +247,7 @@ class Attachment:
         epoch.finish()
         stage = epoch.spec.stage
         mine = _compat.logged(self.trainer, stage) if epoch.is_balanced else {}
-        everyone = self._conclude(epoch, mine)
+        everyone = conclude(epoch, mine)
         if epoch.is_balanced:
             logs = {key: log for replica in everyone for key, log in replica.items()}
             parts = [{key: log.part for key, log in replica.items()} for replica in everyone]
@@ -237,52 +268,11 @@ class Attachment:
         self.outputs = {}
         with _compat.profiled(self.trainer, "gather"):
             for epoch in self.engine.epochs:
-                self._conclude(epoch, {})
+                conclude(epoch, {})
                 if self.trainer.predict_loop.return_predictions:
-                    self._gather(epoch)
-
-    def _gather(self, epoch: EpochRun) -> None:
-        loader_idx, grid = epoch.spec.loader_idx, epoch.spec.grid
-        predictions = _compat.predictions_of(self.trainer)[loader_idx]
-        mine = [
-            results.Piece(work.start, work.stop, results.plain(output))
-            for work, output in zip(epoch.done, predictions, strict=True)
-        ]
-        predictions[:] = [piece.output for piece in mine]
-        self.outputs[loader_idx] = grid, mine
-        if not epoch.is_balanced or self.config.gather == "none":
-            return
-        leads = self._leads()
-        pieces = results.gather_pieces(
-            mine if leads else [], to_all=self.config.gather == "all", chunk_bytes=self.config.gather_chunk_bytes
-        )
-        if pieces is not None:
-            self.outputs[loader_idx] = grid, pieces
-            predictions[:] = results.into_batches(grid, pieces)
-
-    def _conclude(self, epoch: EpochRun, logs: dict[str, _compat.Logged]) -> list[dict[str, _compat.Logged]]:
-        """Exchanges final records, works and logged numbers; each replica counts once."""
-        record = epoch.figures.own_record()
-        mine = (record.to_json(), [(work.start, work.stop) for work in epoch.done], logs)
-        everyone: list[Any] = [mine]
-        if epoch.is_balanced:
-            everyone = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, mine)
-        by_replica: dict[int, tuple[ReplicaRecord, Any, Any]] = {}
-        for text, works, theirs in everyone:
-            other = ReplicaRecord.from_json(text)
-            by_replica.setdefault(other.replica, (other, works, theirs))
-        ordered = [by_replica[replica] for replica in sorted(by_replica)]
-        plan = epoch.figures.conclude([entry[0] for entry in ordered], [entry[1] for entry in ordered])
-        if epoch.is_balanced:
-            plan.validate(epoch.spec.grid.num_samples)
-        return [entry[2] for entry in ordered]
-
-    def _leads(self) -> bool:
-        """Whether this is the first rank of its replica."""
-        replicas: list[int] = [0] * dist.get_world_size()
-        dist.all_gather_object(replicas, self.engine.replica)
-        return replicas.index(self.engine.replica) == dist.get_rank()
+                    loader_idx = epoch.spec.loader_idx
+                    predictions = _compat.predictions_of(self.trainer)[loader_idx]
+                    self.outputs[loader_idx] = gather(epoch, predictions, self.config, self._say_once)
 
     # --- set-up -------------------------------------------------------------------------------------------------
 
@@ -295,6 +285,10 @@ class Attachment:
 
     def _say(self, why: str) -> None:
         """Says once, on rank zero, why something runs without re-distribution."""
-        if self.engine.num_replicas > 1 and self.trainer.is_global_zero and why not in self._said:
-            self._said.add(why)
-            _log.warning("runs without re-distribution: %s", why)
+        if self.engine.num_replicas > 1:
+            self._say_once(f"runs without re-distribution: {why}")
+
+    def _say_once(self, text: str) -> None:
+        if self.trainer.is_global_zero and text not in self._said:
+            self._said.add(text)
+            _log.warning("%s", text)

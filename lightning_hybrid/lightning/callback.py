@@ -9,14 +9,18 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from lightning_hybrid.core.config import GatherOption, HybridConfig, IterableOption, ModeOption, OrderOption
-from lightning_hybrid.core.errors import ConfigError, ResultsError
-from lightning_hybrid.core.plan import Plan
+from lightning_hybrid.core.errors import ConfigError
+from lightning_hybrid.core.policies import Policy, policy_named
 from lightning_hybrid.core.recommend import Recommendation
-from lightning_hybrid.core.state import BalanceSnapshot, DeviceState
+from lightning_hybrid.core.selector import AUTO
+from lightning_hybrid.core.statistics import History, Statistics
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning.attachment import Attachment
+from lightning_hybrid.lightning.last_run import LastRun
 from lightning_hybrid.lightning.reporting import Reporter
-from lightning_hybrid.runtime.results import into_rows
+from lightning_hybrid.runtime.costs import CostOption
+from lightning_hybrid.runtime.keys import KeyOption
+from lightning_hybrid.runtime.steering import Steering
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -29,12 +33,14 @@ _ATTACHED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Which callback works in which Trainer; a second one in the same Trainer stands aside."""
 
 
-class HybridBalanceCallback(Callback):
+class HybridBalanceCallback(LastRun, Callback):
     """Shares the batches of predict, validate and test between the devices by their measured speed.
 
     Every sample is counted once, results come back in loader order, and epoch values of metrics are those of one
-    device. Training is left alone. Arguments that are ``None`` take their value from ``config``, from
-    ``LIGHTNING_HYBRID_<FIELD>`` in the environment, or the default of `HybridConfig`, in this order.
+    device. Training is left alone. With ``cost`` samples are run heavy first and like ones together, which saves
+    padding on a single device too, and results are put back into the loader's batches. Arguments that are ``None`` take
+    their value from ``config``, from ``LIGHTNING_HYBRID_<FIELD>`` in the environment, or the default of `HybridConfig`,
+    in this order.
 
     Logged to the trainer's loggers every ``log_every_n_steps`` and at the end (``<s>``: predict, validate or test):
 
@@ -46,6 +52,7 @@ class HybridBalanceCallback(Callback):
     ``balance/<s>/busy_frac/replica<r>``              share of the wall time inside the step, 0..1
     ``balance/<s>/load_imbalance``                    (max - min) / (max + min) of the replicas' busy time
     ``balance/<s>/throughput_samples_per_s``          samples per second of all replicas
+    ``balance/<s>/reused_samples``                    samples that were not run, because an equal one was (``reuse``)
     ``balance/<s>/overhead_us_per_step``              this package's own time on the loop's thread
     ``devices/<s>/<field>/replica<r>``                memory, utilisation and host readings that are known
     ================================================  ==============================================================
@@ -56,9 +63,22 @@ class HybridBalanceCallback(Callback):
             counts, sizes in proportion to speed. ``"auto"``: queue, unless the step issues collectives.
         order: Order of `rows`: ``"loader"`` or ``"dataset"`` (by dataset index).
         gather: Which ranks get the whole list from ``trainer.predict``: ``"all"``, ``"rank_zero"`` or ``"none"``.
-        iterable: ``"sharded"`` says that an ``IterableDataset`` shards itself; ``"stock"`` warns that it does not.
+        iterable: How an ``IterableDataset`` is shared. ``"claim"``: every rank reads the whole stream, and each of its
+            batches is run by one of them. ``"sharded"`` says that it shards itself by rank. ``"stock"``: every rank
+            runs the whole stream, and a message says so.
+        policy: Scheduling policy: ``"load_balanced"``, ``"performance_optimized"``, ``"memory_aware"``, ``"hybrid"``, a
+            name given to `register_policy`, or an object with a ``name`` and ``propose``. ``"auto"`` begins with
+            ``"hybrid"`` and switches while the loop runs.
+        target_throughput_per_s: Samples per second that all replicas together should reach.
+        cost: What samples cost, in any unit: one number per dataset index, the name of a column or attribute (of sized
+            values the length counts), a function of one sample, or a mapping of ``"compute"``, ``"memory"`` and
+            ``"io"`` to such. A function or a name of a part of the samples reads every sample once more.
+        reuse: In predict, which samples are equal, so that one is run and its row is given to all: one hashable key per
+            dataset index, the name of a column or attribute, or a function of one sample. Prediction writers see the
+            samples that are run.
         max_micro_batch_size: Most samples of one step where lockstep cuts batches anew.
-        batch_dependent: ``True`` says that results depend on the whole batch, so that batches are never cut anew.
+        batch_dependent: ``True`` says that results depend on the whole batch, so that batches are never cut anew, for
+            ``cost`` and ``reuse`` neither.
         config: All other settings.
 
     Raises:
@@ -78,6 +98,10 @@ class HybridBalanceCallback(Callback):
         order: OrderOption | None = None,
         gather: GatherOption | None = None,
         iterable: IterableOption | None = None,
+        policy: str | Policy | None = None,
+        target_throughput_per_s: float | None = None,
+        cost: CostOption | None = None,
+        reuse: KeyOption | None = None,
         max_micro_batch_size: int | None = None,
         batch_dependent: bool | None = None,
         config: HybridConfig | None = None,
@@ -91,64 +115,33 @@ class HybridBalanceCallback(Callback):
             "order": order,
             "gather": gather,
             "iterable": iterable,
+            "policy": policy if policy is None or isinstance(policy, str) else _name_of(policy),
+            "target_throughput_per_s": target_throughput_per_s,
             "max_micro_batch_size": max_micro_batch_size,
             "batch_dependent": batch_dependent,
         }
         given = {name: value for name, value in arguments.items() if value is not None}
         self.config = HybridConfig.from_environment(os.environ, **given) if config is None else config.but(**given)
+        self._policy = None if policy is None or isinstance(policy, str) else policy
+        if self._policy is None and self.config.policy != AUTO:
+            policy_named(self.config.policy)  # an unknown name is an error now, not in the run
+        self._history = History(self.config)
+        self._cost, self._reuse = _checked("cost", cost), _checked("reuse", reuse)
         self._attachment: Attachment | None = None
         self._reporter: Reporter | None = None
         self._reporter_trainer: weakref.ref[Trainer] | None = None
-        self._outputs: dict[int, Any] = {}
-        self._snapshots: list[BalanceSnapshot] = []
-        self._plans: list[Plan] = []
 
-    # --- what a run left ----------------------------------------------------------------------------------------
+    # --- what runs left, beside `LastRun` ------------------------------------------------------------------------
 
     @property
-    def statistics(self) -> BalanceSnapshot | None:
-        """Final records of all replicas for the last loader that was run, ``None`` before the first run."""
-        return self._snapshots[-1] if self._snapshots else None
-
-    @property
-    def plan(self) -> Plan | None:
-        """Who ran which samples of the last loader that was run, ``None`` before the first run."""
-        return self._plans[-1] if self._plans else None
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """Who ran which samples, one plan for each loader of the last run."""
-        return tuple(self._plans)
+    def policies(self) -> Statistics:
+        """Which policies were in force in all runs so far, and what switching did; on rank zero, empty elsewhere."""
+        return self._history.statistics
 
     @property
     def recommendations(self) -> tuple[Recommendation, ...]:
         """What was found to slow the last run down; on rank zero only, empty elsewhere."""
         return () if self._reporter is None else self._reporter.recommendations
-
-    @property
-    def system_state(self) -> tuple[DeviceState | None, ...]:
-        """The last reading of every replica's device; ``None`` where there is none."""
-        return () if self.statistics is None else tuple(record.device for record in self.statistics.replicas)
-
-    def rows(self, dataloader_idx: int = 0) -> list[Any]:
-        """One result per sample of the last `trainer.predict`, in the order that ``order`` names.
-
-        With ``gather="rank_zero"`` or ``"none"`` the other ranks hold only the samples that they ran themselves.
-
-        Raises:
-            ResultsError: no predictions were kept, or they do not have the samples as first dimension.
-        """
-        if dataloader_idx not in self._outputs:
-            raise ResultsError(
-                f"rows() has no predictions of loader {dataloader_idx}: none was run in this process with"
-                " return_predictions (launchers that fork or spawn return none)"
-            )
-        grid, pieces = self._outputs[dataloader_idx]
-        rows = into_rows(pieces)
-        if self.config.order == "loader":
-            return rows
-        indices = [i for piece in sorted(pieces, key=lambda p: p.start) for i in grid.indices(piece.start, piece.stop)]
-        return [row for _, row in sorted(zip(indices, rows, strict=True), key=lambda pair: pair[0])]
 
     # --- hooks --------------------------------------------------------------------------------------------------
 
@@ -162,7 +155,8 @@ class HybridBalanceCallback(Callback):
                 _log.warning("a second HybridBalanceCallback in the same Trainer has no effect")
             return
         self._detach()
-        self._attachment = Attachment(trainer, self.config)
+        steering = Steering(self.config, self._policy, history=self._history)
+        self._attachment = Attachment(trainer, self.config, cost=self._cost, reuse=self._reuse, steering=steering)
         _ATTACHED[trainer] = weakref.ref(self)
         if trainer.is_global_zero:
             if self._reporter is None or self._reporter_trainer is None or self._reporter_trainer() is not trainer:
@@ -181,6 +175,18 @@ class HybridBalanceCallback(Callback):
         if self._attachment is not None:
             self._attachment.engine.fail(exception)
         self._detach()
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes that the model is in evaluation."""
+        self._begin()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes that the model is in evaluation."""
+        self._begin()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes that the model is in evaluation."""
+        self._begin()
 
     def on_predict_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -223,6 +229,10 @@ class HybridBalanceCallback(Callback):
 
     # --- parts --------------------------------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        if self._attachment is not None:
+            self._attachment.arranger.has_begun = True
+
     def _step(self) -> None:
         attachment, reporter = self._attachment, self._reporter
         if attachment is None or reporter is None or attachment.trainer.sanity_checking:
@@ -237,19 +247,33 @@ class HybridBalanceCallback(Callback):
     def _end_evaluation(self, *, quiet: bool = False) -> None:
         if self._attachment is not None:
             self._attachment.end_evaluation()
+            self._attachment.arranger.has_begun = False
             if not quiet:
                 self._end()
 
     def _end(self) -> None:
         assert self._attachment is not None
         epochs = self._attachment.engine.epochs
-        self._snapshots = [epoch.snapshot() for epoch in epochs] or self._snapshots
-        self._plans = [epoch.figures.plan for epoch in epochs if epoch.figures.plan is not None] or self._plans
+        self._keep(epochs)
         if self._reporter is not None:
-            self._reporter.end(epochs)
+            self._reporter.end(epochs, self.policies)
 
     def _detach(self) -> None:
         if self._attachment is not None:
             _ATTACHED.pop(self._attachment.trainer, None)
             self._attachment.detach()
             self._attachment = None
+
+
+def _name_of(policy: object) -> str:
+    name = getattr(policy, "name", None)
+    if not (callable(getattr(policy, "propose", None)) and isinstance(name, str) and name):
+        raise ConfigError("policy", policy, "be a name, or an object with a name and a method propose(cells, replicas)")
+    return name
+
+
+def _checked(name: str, option: Any) -> Any:
+    is_one = option is None or callable(option) or hasattr(option, "__getitem__")
+    if not is_one:
+        raise ConfigError(name, option, "be a function of a sample, a name, or one value per dataset index")
+    return option

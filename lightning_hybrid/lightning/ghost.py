@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lightning_hybrid.lightning import _compat
-from lightning_hybrid.runtime.dealing import Stage
+from lightning_hybrid.runtime.spec import Stage
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

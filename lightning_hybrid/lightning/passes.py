@@ -12,11 +12,12 @@ from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.engine import Engine, EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
-from lightning_hybrid.lightning.agreement import agree_on_grid, tell_the_others
+from lightning_hybrid.lightning.agreement import Exchange, NoExchange, StoreExchange, agree_on_grid, tell_the_others
 from lightning_hybrid.lightning.ghost import run_ghost
-from lightning_hybrid.runtime.dealing import EpochSpec, Stage
+from lightning_hybrid.lightning.ordering import Arranged
 from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
 from lightning_hybrid.runtime.lockstep import ghost_work
+from lightning_hybrid.runtime.spec import EpochSpec, Stage
 from lightning_hybrid.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 Deal = Literal["balance", "own", "rotate"]
 """``balance``: replicas share the work by speed. ``own``: each rank runs all batches of its own sampler. ``rotate``:
 rank r runs batches r, r + world, ..."""
+
+Arrange = Callable[[Grid, Exchange], Arranged]
+"""Lays out the user's batches as they are to be run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +40,11 @@ class LoaderPlan:
     deal: Deal
     max_size: int | None
     """Most samples of a re-cut step, ``None`` where the user's batches stay as they are."""
+    arrange: Arrange
     read_ahead: int = 0
     """How many batches the loop asks for before it runs the step of the first."""
+    opens_at_once: bool = False
+    """Whether samples are read before the loader makes its workers, so that these inherit what the dataset keeps."""
 
 
 class LivePass:
@@ -51,13 +58,11 @@ class LivePass:
         self._prime_calls = live.prime_calls(loader)
         self._has_run = False
         self._cells = cells_to_run(trainer, engine, loader, plan)
-        if self._cells is None:
+        # a random order is drawn as late as the loader would draw it, so that it is the same order
+        if self._cells is None or (plan.opens_at_once and live.is_deterministic(loader)):
             self._epoch = self._open()
-            self._cells = self._epoch.spec.grid.num_cells
-        if not trainer.sanity_checking:
-            _compat.raise_limit(
-                trainer, plan.stage, plan.loader_idx, steps_at_most(self._cells, plan, loader, engine.num_replicas)
-            )
+        else:
+            self._limit(self._cells)
 
     def batches(self, make_inner: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The batches that this rank runs."""
@@ -109,26 +114,45 @@ class LivePass:
         self._has_run = True
 
     def _open(self) -> EpochRun:
+        epoch = self._new_epoch()
+        self._limit(epoch.spec.grid.num_cells)
+        return epoch
+
+    def _limit(self, num_cells: int) -> None:
+        if not self._trainer.sanity_checking:
+            plan = self._plan
+            num_steps = steps_at_most(num_cells, plan, self._loader, self._engine.num_replicas)
+            _compat.raise_limit(self._trainer, plan.stage, plan.loader_idx, num_steps)
+
+    def _new_epoch(self) -> EpochRun:
         plan = self._plan
         balanced = plan.deal == "balance" and not self._trainer.sanity_checking
         if not balanced:
-            grid = live.read_grid(self._loader, self._cells)
-            return self._engine.static(self._spec(grid, 0), self._static_works(grid))
+            arranged = self._arranged(live.read_grid(self._loader, self._cells), NoExchange())
+            return self._engine.static(self._spec(arranged, 0), self._static_works(arranged.grid))
         store, number = self._engine.open_store(plan.stage, plan.loader_idx)
+        exchange = StoreExchange(store, self._engine)
         try:
-            grid = agree_on_grid(self._loader, self._cells, store, self._engine)
+            arranged = self._arranged(agree_on_grid(self._loader, self._cells, exchange), exchange)
         except Exception as error:
             tell_the_others(store, self._engine.replica, error)
             raise
-        return self._engine.balanced(self._spec(grid, number), store)
+        return self._engine.balanced(self._spec(arranged, number), store)
 
-    def _spec(self, grid: Grid, number: int) -> EpochSpec:
+    def _arranged(self, batches: Grid, exchange: Exchange) -> Arranged:
+        if self._plan.deal == "rotate" or self._trainer.sanity_checking or _compat.is_fast_dev_run(self._trainer):
+            return Arranged.as_it_is(batches)
+        return self._plan.arrange(batches, exchange)
+
+    def _spec(self, arranged: Arranged, number: int) -> EpochSpec:
         # in fit the step goes through DDP's forward, which broadcasts buffers once before it is like any other step
         return EpochSpec(
             stage=self._plan.stage,
             loader_idx=self._plan.loader_idx,
             epoch=number,
-            grid=grid,
+            grid=arranged.grid,
+            arrangement=arranged.arrangement,
+            costs=arranged.costs,
             prime_calls=self._prime_calls,
             max_size=self._plan.max_size,
             probe_rounds=2 if _compat.in_fit(self._trainer) else 1,

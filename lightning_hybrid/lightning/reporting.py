@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.recommend import Recommendation, straggler
 from lightning_hybrid.core.state import BalanceSnapshot
+from lightning_hybrid.core.statistics import Statistics
 from lightning_hybrid.engine import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.reports.console import print_table
 from lightning_hybrid.reports.sinks import LoggerReport
-from lightning_hybrid.runtime.dealing import Stage
+from lightning_hybrid.runtime.spec import Stage
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -51,7 +52,7 @@ class Reporter:
             earlier = sum(e.spec.grid.num_samples for e in epochs if e.spec.loader_idx < snapshot.loader_idx)
             self._report.log_snapshot(snapshot, self._x(snapshot, earlier))
 
-    def end(self, epochs: Sequence[EpochRun]) -> None:
+    def end(self, epochs: Sequence[EpochRun], policies: Statistics) -> None:
         """Logs and prints the final figures of all loaders of a stage."""
         self._follow_loggers()
         in_fit = _compat.in_fit(self._trainer)
@@ -65,7 +66,10 @@ class Reporter:
                 print_table(snapshot, self.recommendations if snapshot is snapshots[-1] else ())
             self._samples_before[snapshot.stage] += snapshot.samples_done
         if snapshots:
-            self._report.log_recommendations(self.recommendations, x, stage=snapshots[-1].stage)
+            stage = snapshots[-1].stage
+            self._report.log_recommendations(self.recommendations, x, stage=stage)
+            if any(epoch.is_balanced for epoch in epochs):
+                self._report.log_policies(policies.of_stage(stage), x, stage=stage)
         self._report.close()
 
     def hook_progress_bar(self, patches: Patches, current: Any) -> None:
@@ -99,11 +103,15 @@ class Reporter:
         draw(self._trainer, self._trainer.lightning_module, None, None, total - 1, epoch.spec.loader_idx)
 
     def _bar_total(self, epoch: EpochRun) -> int:
+        if epoch.spec.stream is not None:
+            return epoch.spec.grid.num_cells
         return int(_compat.limit_of_loader(self._trainer, epoch.spec.stage, epoch.spec.loader_idx))
 
     def _batches_done(self, epoch: EpochRun) -> int:
         """How far the progress bar is: to its end when all samples are done, whatever steps they took."""
-        return int(self._bar_total(epoch) * epoch.figures.frac_done())
+        frac = epoch.figures.frac_done()
+        # the batches of a stream are never cut
+        return epoch.figures.steps_done() if frac is None else int(self._bar_total(epoch) * frac)
 
     def _x(self, snapshot: BalanceSnapshot, earlier: int = 0) -> int:
         """Samples of this stage over the Trainer's life, ``earlier`` of them in earlier loaders of this run."""

@@ -1,23 +1,21 @@
-"""Outputs of steps: made plain, gathered from all ranks, and put back into the user's batches or into rows."""
+"""Outputs of steps and their rows: made plain, cut, joined, and gathered from all ranks."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from lightning_hybrid.core.errors import PlanError, ResultsError
-from lightning_hybrid.core.plan import Grid
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The output of one step over positions ``start`` to ``stop``."""
+    """The output of one step over positions ``start`` to ``stop`` of the grid."""
 
     start: int
     stop: int
@@ -77,6 +75,13 @@ def has_rows(output: Any, size: int) -> bool:
     return False
 
 
+def num_rows(output: Any) -> int:
+    """Number of samples of an output that `has_rows`."""
+    while isinstance(output, Mapping | tuple):
+        output = next(iter(output.values() if isinstance(output, Mapping) else output))
+    return len(output)
+
+
 def take_rows(output: Any, start: int, stop: int) -> Any:
     """Rows ``start`` to ``stop`` of an output that `has_rows`."""
     if isinstance(output, Mapping):
@@ -100,76 +105,44 @@ def join_rows(outputs: Sequence[Any]) -> Any:
     return [row for output in outputs for row in output]
 
 
-def into_batches(grid: Grid, pieces: Iterable[Piece]) -> list[Any]:
-    """One output per batch of the user's, in loader order, from pieces that were cut elsewhere or in another order.
-
-    Raises:
-        PlanError: the pieces do not hold every position once.
-    """
-    ordered = sorted(pieces, key=lambda piece: piece.start)
-    _check_cover(ordered, grid.num_samples)
-    batches = []
-    at = 0
-    for cell in range(grid.num_cells):
-        start, stop = grid.span(cell)
-        parts: list[Any] = []
-        is_cut = False
-        while start < stop:
-            piece = ordered[at]
-            end = min(stop, piece.stop)
-            whole = (piece.start, piece.stop) == (start, end)
-            is_cut = is_cut or not whole
-            if not whole and not has_rows(piece.output, piece.stop - piece.start):
-                raise ResultsError(
-                    f"the output for samples {piece.start} to {piece.stop - 1} cannot be put back into the loader's"
-                    " batches, because it has not one row per sample; use HybridBalanceCallback(batch_dependent=True)"
-                )
-            parts.append(piece.output if whole else take_rows(piece.output, start - piece.start, end - piece.start))
-            at += end == piece.stop
-            start = end
-        batch = parts[0] if len(parts) == 1 else join_rows(parts)
-        batches.append(plain(batch) if is_cut else batch)
-    return batches
-
-
-def into_rows(pieces: Iterable[Piece]) -> list[Any]:
-    """One result per sample, in loader order.
-
-    Raises:
-        ResultsError: an output does not have the samples as its first dimension.
-    """
-    rows: list[Any] = []
-    for piece in sorted(pieces, key=lambda piece: piece.start):
-        size = piece.stop - piece.start
-        if piece.output is None:
-            rows += [None] * size
-        elif has_rows(piece.output, size):
-            rows += [_row(piece.output, i) for i in range(size)]
-        else:
-            raise ResultsError(
-                f"the output for samples {piece.start} to {piece.stop - 1} of the loader is a"
-                f" {type(piece.output).__name__} without one row per sample; use what trainer.predict returned"
-            )
-    return rows
-
-
-def _row(output: Any, i: int) -> Any:
+def row_of(output: Any, i: int) -> Any:
+    """Row ``i`` of an output that `has_rows`, without the dimension of the samples."""
     if isinstance(output, Mapping):
-        return _rebuilt(output, {key: _row(value, i) for key, value in output.items()})
+        return _rebuilt(output, {key: row_of(value, i) for key, value in output.items()})
     if isinstance(output, tuple):
-        items = [_row(value, i) for value in output]
+        items = [row_of(value, i) for value in output]
         return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
     return output[i]
 
 
-def _check_cover(ordered: Sequence[Piece], num_samples: int) -> None:
-    at = 0
-    for piece in ordered:
-        if piece.start != at:
-            raise PlanError(f"results hold positions up to {at}, the next piece begins at {piece.start}")
-        at = piece.stop
-    if at != num_samples:
-        raise PlanError(f"results hold {at} of {num_samples} positions")
+def row_form(output: Any) -> Any:
+    """What the rows of an output that `has_rows` look like, hashable; rows of equal forms fit into one output."""
+    if isinstance(output, torch.Tensor):
+        return output.dtype, output.layout, output.shape[1:]
+    if isinstance(output, Mapping):
+        return type(output), frozenset((key, row_form(value)) for key, value in output.items())
+    if isinstance(output, tuple):
+        return type(output), *(row_form(value) for value in output)
+    return type(output)
+
+
+def pick_rows(outputs: Sequence[Any], rows: Sequence[int]) -> Any:
+    """An output whose row ``i`` is a copy of row ``rows[i]`` of ``outputs[i]``; all must have the same `row_form`."""
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack([output[row] for output, row in zip(outputs, rows, strict=True)])
+    if isinstance(first, Mapping):
+        return _rebuilt(first, {key: pick_rows([output[key] for output in outputs], rows) for key in first})
+    if isinstance(first, tuple):
+        items = [pick_rows(parts, rows) for parts in zip(*outputs, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else tuple(items)
+    return [independent(output[row]) for output, row in zip(outputs, rows, strict=True)]
+
+
+def independent(output: Any) -> Any:
+    """A copy of ``output`` whose tensors and containers share no memory with it."""
+    with torch.inference_mode(False):
+        return map_tensors(output, torch.Tensor.clone)
 
 
 def gather_pieces(pieces: Sequence[Piece], *, to_all: bool, chunk_bytes: int) -> list[Piece] | None:
@@ -177,29 +150,60 @@ def gather_pieces(pieces: Sequence[Piece], *, to_all: bool, chunk_bytes: int) ->
 
     Sent in rounds of at most about ``chunk_bytes`` from each rank, as bytes: shapes and types may differ.
     """
-    world = dist.get_world_size()
-    chunks = list(_chunks(pieces, chunk_bytes))
-    counts: list[int] = [0] * world
-    dist.all_gather_object(counts, len(chunks))
-    receives = to_all or dist.get_rank() == 0
-    gathered: list[Piece] = []
-    for i in range(max(counts)):
+    chunks = list(_chunks(pieces, chunk_bytes)) or [[]]
+    # to all, each rank's first chunk travels with the number of its chunks; few results need one exchange
+    firsts = _exchanged((len(chunks), chunks[0] if to_all else []))
+    rounds = [[first for _, first in firsts]]
+    for i in range(int(to_all), max(count for count, _ in firsts)):
         mine = chunks[i] if i < len(chunks) else []
-        parts: list[Any] = [None] * world
-        if to_all:
-            dist.all_gather_object(parts, mine)
-        else:
-            dist.gather_object(mine, parts if receives else None, dst=0)
-        if receives:
-            gathered += [Piece(start, stop, pickle.loads(data)) for part in parts for start, stop, data in part]
-    return gathered if receives else None
+        rounds.append(_exchanged(mine) if to_all else _collected(mine))
+    if not to_all and dist.get_rank() != 0:
+        return None
+    parts = [part for parts in rounds for part in parts]
+    return [Piece(start, stop, pickle.loads(data)) for part in parts for start, stop, data in part]
+
+
+def _exchanged(mine: Any) -> list[Any]:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def _collected(mine: Any) -> list[Any]:
+    """What every rank has, on rank zero; nothing elsewhere."""
+    everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, everyone, dst=0)
+    return everyone or []
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors by their numbers; torch's own way writes a whole file for each of them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.dtype not in _NUMPY_TYPES or obj.layout != torch.strided:
+            return NotImplemented
+        if obj.requires_grad or obj.is_conj() or obj.is_neg():
+            return NotImplemented
+        return torch.from_numpy, (obj.numpy(),)
+
+
+_NUMPY_TYPES = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+)
+
+
+def _pickled(output: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(output)
+    return buffer.getvalue()
 
 
 def _chunks(pieces: Sequence[Piece], chunk_bytes: int) -> Iterator[list[tuple[int, int, bytes]]]:
     chunk: list[tuple[int, int, bytes]] = []
     size = 0
     for piece in pieces:
-        data = pickle.dumps(piece.output, protocol=pickle.HIGHEST_PROTOCOL)
+        data = _pickled(piece.output)
         if chunk and size + len(data) > chunk_bytes:
             yield chunk
             chunk, size = [], 0

@@ -56,6 +56,7 @@ TRAINER = (
 )
 EVALUATION_LOOP = ("_max_batches", "_store_dataloader_outputs")
 EVERY_LOOP = (
+    "reset",
     "num_dataloaders",
     "_data_source.dataloader",
     "_build_kwargs",
@@ -242,6 +243,18 @@ def test_what_is_no_trainer_is_named() -> None:
         _compat.package_of(object())  # type: ignore[arg-type]
 
 
+@BY_PACKAGE
+def test_a_module_that_chooses_its_mode_itself_is_known(package: Any) -> None:
+    class Stays(package.LightningModule):  # type: ignore[misc]  # the package is known only at run time
+        def on_test_model_eval(self) -> None:
+            pass
+
+    a_trainer = package.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    a_trainer.strategy.connect(Stays())
+    chosen = [_compat.chooses_mode_itself(a_trainer, stage) for stage in ("predict", "validate", "test")]
+    assert chosen == [False, False, True]
+
+
 @pytest.mark.parametrize("name", TORCHMETRICS)
 def test_names_of_torchmetrics(name: str) -> None:
     metric = torchmetrics.MeanMetric()
@@ -253,6 +266,8 @@ def test_names_of_the_loader() -> None:
     for batch_size in (2, None):
         loader = DataLoader(Ids(4), batch_size=batch_size)
         for name in ("_index_sampler", "_iterator", "in_order", "prefetch_factor", "batch_sampler", "sampler"):
+            _require(loader, name, "a DataLoader")
+        for name in ("_get_iterator", "collate_fn", "num_workers"):
             _require(loader, name, "a DataLoader")
         object.__setattr__(loader, "_index_sampler_is_read_late", True)
         sampler = loader.sampler if batch_size is None else loader.batch_sampler

@@ -4,59 +4,31 @@ import dataclasses
 import pickle
 import types
 from collections import OrderedDict, UserDict, defaultdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lightning_hybrid.core.errors import PlanError, ResultsError
-from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.runtime.results import (
     Piece,
+    _pickled,
     gather_pieces,
     has_rows,
-    into_batches,
-    into_rows,
+    independent,
     join_rows,
     map_tensors,
+    num_rows,
+    pick_rows,
     plain,
+    row_form,
+    row_of,
     take_rows,
 )
 from tests.ranks import run_ranks
+from tests.runtime.outputs import Scores, output_of, same
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class Scores(NamedTuple):
-    logits: Any
-    names: Any
-
-
-def output_of(start: int, stop: int) -> dict[str, Any]:
-    """What a step over these positions returns: tensors, names and a pair."""
-    ids = torch.arange(start, stop)
-    return {
-        "ids": ids,
-        "features": ids[:, None].float() * torch.ones(3),
-        "names": [f"sample {i}" for i in range(start, stop)],
-        "pair": Scores(ids * 2, [str(i) for i in range(start, stop)]),
-    }
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two outputs have the same structure, types and values."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same(*both) for both in zip(one, other, strict=True))
-    return bool(one == other)
 
 
 # --- plain ----------------------------------------------------------------------------------------------------------
@@ -211,101 +183,53 @@ def test_rows_that_were_taken_apart_are_joined_to_the_same(output: Any, cuts: li
     assert same(join_rows(parts), output)
 
 
-# --- into_batches ---------------------------------------------------------------------------------------------------
+# --- forms and rows -------------------------------------------------------------------------------------------------
 
 
-def test_pieces_in_any_order_become_the_users_batches() -> None:
-    grid = Grid.sequential(7, 3)
-    pieces = [Piece(6, 7, "c"), Piece(0, 3, "a"), Piece(3, 6, "b")]
+def test_a_row_of_every_part() -> None:
+    row = row_of(output_of(4, 7), 1)
 
-    assert into_batches(grid, pieces) == ["a", "b", "c"]
-
-
-def test_the_output_of_a_whole_batch_is_given_as_it_is() -> None:
-    grid = Grid.sequential(6, 3)
-    outputs = [object(), torch.tensor(0.5)]
-
-    batches = into_batches(grid, [Piece(3, 6, outputs[1]), Piece(0, 3, outputs[0])])
-    assert batches[0] is outputs[0]
-    assert batches[1] is outputs[1]
+    assert (row["ids"].item(), row["names"], row["pair"].logits.item()) == (5, "sample 5", 10)
+    assert row["features"].tolist() == [5.0, 5.0, 5.0]
 
 
-@pytest.mark.parametrize("nothing", [None, [None, None]])
-def test_whole_batches_without_an_output_stay_without(nothing: Any) -> None:
-    assert into_batches(Grid.sequential(4, 2), [Piece(0, 2, nothing), Piece(2, 4, nothing)]) == [nothing, nothing]
-
-
-def test_no_pieces_make_no_batches() -> None:
-    assert into_batches(Grid.sequential(0, 3), []) == []
+@pytest.mark.parametrize("output", [output_of(0, 6), torch.ones(6, 2), (torch.ones(6), ["a"] * 6), ["x"] * 6])
+def test_the_number_of_rows(output: Any) -> None:
+    assert num_rows(output) == 6
 
 
 @pytest.mark.parametrize(
-    ("spans", "message"),
+    ("one", "other", "alike"),
     [
-        ([(0, 2), (3, 6)], "hold positions up to 2, the next piece begins at 3"),
-        ([(0, 4), (3, 6)], "hold positions up to 4, the next piece begins at 3"),
-        ([(0, 3), (0, 3), (3, 6)], "hold positions up to 3, the next piece begins at 0"),
-        ([(0, 5)], "hold 5 of 6 positions"),
-        ([], "hold 0 of 6 positions"),
+        (torch.ones(2, 3), torch.ones(5, 3), True),
+        (torch.ones(2, 3), torch.ones(2, 4), False),
+        (torch.ones(2), torch.ones(2).double(), False),
+        ({"a": torch.ones(2), "b": ["x"]}, {"b": ["y", "z"], "a": torch.ones(3)}, True),
+        ({"a": torch.ones(2)}, {"b": torch.ones(2)}, False),
+        ((torch.ones(2),), Scores(torch.ones(2), ["a", "b"]), False),
+        (["a"], None, False),
     ],
 )
-def test_pieces_that_miss_or_repeat_a_position_are_refused(spans: list[tuple[int, int]], message: str) -> None:
-    pieces = [Piece(start, stop, torch.arange(start, stop)) for start, stop in spans]
-
-    with pytest.raises(PlanError, match=message):
-        into_batches(Grid.sequential(6, 3), pieces)
+def test_rows_of_equal_forms_fit_together(one: Any, other: Any, alike: bool) -> None:
+    assert (row_form(one) == row_form(other)) is alike
 
 
-@given(st.integers(1, 30), st.integers(1, 7), st.data())
-@settings(deadline=None, max_examples=60)
-def test_pieces_cut_anywhere_become_the_batches_of_one_device(
-    num_samples: int, batch_size: int, data: st.DataObject
-) -> None:
-    grid = Grid.sequential(num_samples, batch_size)
-    cuts = sorted({*data.draw(st.lists(st.integers(1, num_samples), max_size=10)), num_samples})
-    pieces = [Piece(start, stop, output_of(start, stop)) for start, stop in zip([0, *cuts], cuts, strict=False)]
-    batches = into_batches(grid, data.draw(st.permutations(pieces)))
+def test_rows_are_picked_from_several_outputs() -> None:
+    one, other = output_of(0, 3), output_of(3, 7)
 
-    assert len(batches) == grid.num_cells
-    assert all(same(batch, output_of(*grid.span(cell))) for cell, batch in enumerate(batches))
+    assert same(
+        pick_rows([other, one, one, other], [3, 0, 1, 0]), join_rows([output_of(i, i + 1) for i in (6, 0, 1, 3)])
+    )
 
 
-# --- into_rows ------------------------------------------------------------------------------------------------------
+def test_a_copy_shares_nothing() -> None:
+    output = {"y": torch.zeros(2), "boxes": [{"x": torch.zeros(1)}], "name": "a"}
+    copy = independent(output)
+    copy["y"] += 1
+    copy["boxes"][0]["x"] += 1
+    copy["boxes"].append(None)
 
-
-def test_one_result_per_sample_in_loader_order() -> None:
-    rows = into_rows([Piece(2, 3, output_of(2, 3)), Piece(0, 2, output_of(0, 2))])
-
-    assert [row["ids"].item() for row in rows] == [0, 1, 2]
-    assert [row["names"] for row in rows] == ["sample 0", "sample 1", "sample 2"]
-    assert rows[1]["features"].tolist() == [1.0, 1.0, 1.0]
-    assert [type(row["pair"]) for row in rows] == [Scores] * 3
-    assert rows[2]["pair"] == (torch.tensor(4), "2")
-
-
-def test_a_list_of_names_gives_a_name_per_sample() -> None:
-    assert into_rows([Piece(0, 2, ["a", "b"]), Piece(2, 3, ["c"])]) == ["a", "b", "c"]
-
-
-def test_a_step_without_an_output_gives_none_for_each_sample() -> None:
-    assert into_rows([Piece(0, 2, None), Piece(2, 3, None)]) == [None, None, None]
-    assert into_rows([]) == []
-
-
-@pytest.mark.parametrize(
-    ("output", "kind"),
-    [
-        (torch.tensor(1.0), "Tensor"),
-        (torch.ones(4), "Tensor"),
-        ({"loss": torch.tensor(1.0)}, "dict"),
-        (0.5, "float"),
-        ("ab", "str"),
-        ([torch.ones(2), torch.ones(2)], "list"),
-    ],
-)
-def test_an_output_without_rows_is_refused_with_its_samples_and_type(output: Any, kind: str) -> None:
-    with pytest.raises(ResultsError, match=rf"for samples 4 to 5 of the loader is a {kind} without one row per sample"):
-        into_rows([Piece(4, 6, output)])
+    assert same(output, {"y": torch.zeros(2), "boxes": [{"x": torch.zeros(1)}], "name": "a"})
 
 
 # --- gather_pieces --------------------------------------------------------------------------------------------------
@@ -328,7 +252,7 @@ def gather(rank: int, world: int, to_all: bool, chunk_bytes: int) -> tuple[list[
     dist.barrier()
     if gathered is None:
         return None, rounds[0]
-    return [(piece.start, piece.stop, piece.output) for piece in gathered], rounds[0] - to_all
+    return [(piece.start, piece.stop, piece.output) for piece in gathered], rounds[0]
 
 
 def mixed_output(rank: int, k: int) -> Any:
@@ -371,6 +295,20 @@ def gather_nothing(rank: int, world: int) -> list[Any]:
     return [to_all, to_zero]
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_tensors_of_every_type_arrive_as_they_were(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape).to(dtype)
+    (arrived,) = pickle.loads(_pickled([tensor]))
+
+    assert arrived.dtype == dtype
+    assert torch.equal(arrived, tensor)
+    arrived.zero_()
+    assert torch.equal(tensor, torch.ones(shape).to(dtype))
+
+
 def test_ranks_without_pieces_gather_none() -> None:
     assert run_ranks(gather_nothing, 2, 2, deadline_s=40) == [[[], []], [[], None]]
 
@@ -390,7 +328,7 @@ def gather_bytes(rank: int, world: int) -> list[int]:
     gathered = gather_pieces(pieces, to_all=True, chunk_bytes=10_000)
     assert gathered is not None
     assert len(gathered) == 120
-    return sent[1:]
+    return sent
 
 
 def test_no_rank_sends_much_more_than_a_chunk_at_once() -> None:
@@ -412,11 +350,3 @@ def test_a_dataclass_of_inference_tensors_becomes_ordinary() -> None:
 
     assert not plain(output).score.is_inference()
     assert plain(output).name == "a"
-
-
-def test_pieces_without_rows_are_not_cut() -> None:
-    grid = Grid.sequential(4, 2)
-    pieces = [Piece(0, 3, torch.ones(5)), Piece(3, 4, torch.ones(1))]
-
-    with pytest.raises(ResultsError, match="batch_dependent=True"):
-        into_batches(grid, pieces)

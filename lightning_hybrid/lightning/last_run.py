@@ -1,0 +1,105 @@
+"""What the last run left, for the user to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.errors import ResultsError
+from lightning_hybrid.core.plan import Grid, Plan
+from lightning_hybrid.core.state import BalanceSnapshot, DeviceState
+from lightning_hybrid.engine import EpochRun
+from lightning_hybrid.runtime.assembly import Outputs
+from lightning_hybrid.runtime.recording import Recording
+
+
+class LastRun:
+    """The part of the callback that answers questions about the last run."""
+
+    config: HybridConfig
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outputs: dict[int, Outputs] = {}
+        self._snapshots: list[BalanceSnapshot] = []
+        self._plans: list[Plan] = []
+        self._grids: list[Grid] = []
+        self._recordings: list[Recording] = []
+
+    @property
+    def statistics(self) -> BalanceSnapshot | None:
+        """Final records of all replicas for the last loader that was run, ``None`` before the first run."""
+        return self._snapshots[-1] if self._snapshots else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """Who ran which samples of the last loader that was run, ``None`` before the first run."""
+        return self._plans[-1] if self._plans else None
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Who ran which samples, one plan for each loader of the last run."""
+        return tuple(self._plans)
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid that the cells of `plan` lie in: ``grid.indices(start, stop)`` are a cell's dataset indices."""
+        return self._grids[-1] if self._grids else None
+
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        """The grids that the cells of `plans` lie in."""
+        return tuple(self._grids)
+
+    @property
+    def recording(self) -> Recording | None:
+        """The steps of all replicas in the last loader that they shared, ``None`` before the first such run.
+
+        ``recording.save(path)`` keeps it; `lightning_hybrid.replay` runs it again under another policy.
+        """
+        return self._recordings[-1] if self._recordings else None
+
+    @property
+    def recordings(self) -> tuple[Recording, ...]:
+        """The same, one for each loader of the last run."""
+        return tuple(self._recordings)
+
+    @property
+    def system_state(self) -> tuple[DeviceState | None, ...]:
+        """The last reading of every replica's device; ``None`` where there is none."""
+        return () if self.statistics is None else tuple(record.device for record in self.statistics.replicas)
+
+    def rows(self, dataloader_idx: int = 0) -> list[Any]:
+        """One result per sample of the last `trainer.predict`, in the order that ``order`` names.
+
+        With ``gather="rank_zero"`` or ``"none"`` the other ranks hold only the samples that they ran themselves.
+
+        Raises:
+            ResultsError: no predictions were kept, or they do not have the samples as first dimension.
+        """
+        return self._outputs_of(dataloader_idx, "rows").rows(self.config.order)
+
+    def indices(self, dataloader_idx: int = 0) -> list[list[Any]]:
+        """Dataset indices of every entry of the list that the last `trainer.predict` returned for a loader.
+
+        Raises:
+            ResultsError: no predictions were kept.
+        """
+        return self._outputs_of(dataloader_idx, "indices").indices()
+
+    def _outputs_of(self, dataloader_idx: int, asked: str) -> Outputs:
+        if dataloader_idx not in self._outputs:
+            raise ResultsError(
+                f"{asked}() has no predictions of loader {dataloader_idx}: none was run in this process with"
+                " return_predictions (launchers that fork or spawn return none)"
+            )
+        return self._outputs[dataloader_idx]
+
+    def _keep(self, epochs: Sequence[EpochRun]) -> None:
+        self._snapshots = [epoch.snapshot() for epoch in epochs] or self._snapshots
+        planned = [(epoch.figures.plan, epoch.spec.grid) for epoch in epochs if epoch.figures.plan is not None]
+        if planned:
+            self._plans, self._grids = [plan for plan, _ in planned], [grid for _, grid in planned]
+        recordings = [epoch.figures.recording for epoch in epochs]
+        self._recordings = [recording for recording in recordings if recording is not None] or self._recordings
