@@ -11,10 +11,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What a figure must reach: ``at_most`` a number, or ``equals`` a truth value."""
+    """What a figure must reach: ``at_most`` or ``at_least`` a number, or ``equals`` a truth value."""
 
     figure: str
     at_most: float | None = None
+    at_least: float | None = None
     equals: bool | None = None
 
     def met_by(self, value: object) -> bool | None:
@@ -23,11 +24,15 @@ class Target:
             return None
         if self.equals is not None:
             return value is self.equals
-        assert self.at_most is not None
         assert isinstance(value, int | float)
+        if self.at_least is not None:
+            return value >= self.at_least
+        assert self.at_most is not None
         return value <= self.at_most
 
     def __str__(self) -> str:
+        if self.at_least is not None:
+            return f">= {self.at_least:g}"
         return f"<= {self.at_most:g}" if self.at_most is not None else str(self.equals).lower()
 
 
@@ -62,8 +67,8 @@ def missed(figures: Mapping[str, Any], targets: Sequence[Target]) -> list[str]:
 
 
 def json_line(figures: Mapping[str, Any]) -> str:
-    """The figures on one line, floats to four decimals; never NaN or infinity."""
-    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
+    """The figures on one line, floats to four decimals, small ones to three digits; never NaN or infinity."""
+    rounded = {name: _rounded(value) if isinstance(value, float) else value for name, value in figures.items()}
     return json.dumps(rounded, allow_nan=False)
 
 
@@ -72,10 +77,16 @@ def write_record(path: Path, figures: Mapping[str, Any], runs: Sequence[Mapping[
     path.write_text(json.dumps({"figures": dict(figures), "runs": list(runs)}, indent=1, allow_nan=False) + "\n")
 
 
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}") if abs(value) < 1e-3 else round(value, 4)
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}"
+    return str(value)
 
 
 def _is_number(text: str) -> bool:
