@@ -44,6 +44,7 @@ def instance(seed: int, *, known: bool) -> Workload:
     world = int(random.integers(2, 65))
     traces = _speeds(random, world)
     costs = random.lognormal(0.0, _SIGMA, world * _CELLS_PER_REPLICA)
+    costs = -np.sort(-costs) if known else costs  # as the Trainer arranges them with ``cost=``
     return Workload(costs=Costs(compute=costs * (_STEP_S / costs.mean())), traces=traces, costs_known=known)
 
 

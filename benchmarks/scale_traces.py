@@ -52,6 +52,7 @@ def drawn(seed: int) -> Workload:
     world = int(random.integers(4, 17))
     num = world * _CELLS_PER_REPLICA
     compute = random.lognormal(0.0, 1.0, num)
+    compute = -np.sort(-compute)  # as the Trainer arranges them with ``cost=``
     memory = compute * random.lognormal(0.0, 0.3, num)  # what is long takes more of both
     changes_s = float(random.uniform(0.4, 0.6)) * _CELLS_PER_REPLICA * _STEP_S
     pressed = random.random(world) < random.uniform(0.3, 0.7)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from lightning_hybrid.core.conductor import Conductor
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
-from lightning_hybrid.core.learned import CostParameters
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.recording import KeptSteps
 from lightning_hybrid.core.state import BalanceSnapshot, Mode
@@ -29,7 +28,7 @@ from lightning_hybrid.runtime.recorder import StepRecorder
 from lightning_hybrid.runtime.recording import Recording, recording_of
 from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
 from lightning_hybrid.runtime.spec import EpochSpec, Stage
-from lightning_hybrid.runtime.steering import LEADER, Steering, learnt_by_leader
+from lightning_hybrid.runtime.steering import LEADER, Steering, learnt_by_leader, parameters_of
 from lightning_hybrid.runtime.store import InProcessStore, Store
 from lightning_hybrid.runtime.timing import StepTimer
 from lightning_hybrid.runtime.work import Dealer, Exhausted, StaticDealer, Work
@@ -212,9 +211,9 @@ class EpochRun:
         self.recorder.record(cells_stolen=self._cells_stolen, finished=True)
         if self._dealer is not None:
             self._dealer.finish()
+        self.close()
         if self._conductor is not None:
             self._conductor.take_stock()
-        self.close()
         self._engine.when_finished(self)
 
     def close(self) -> None:
@@ -272,7 +271,7 @@ class EpochRun:
         learnt = learnt_by_leader(self._board)
         if learnt is not None and learnt != self._learnt:
             self._learnt = learnt
-            self.recorder.adopt(CostParameters.from_json(learnt))
+            self.recorder.adopt(parameters_of(learnt))
         for work in self.recorder.collect(drain=drain):
             if self.recorder.steps == 1:
                 self._board.exchange_soon()

@@ -117,6 +117,9 @@ class Claimant:
         """Whether the loop waits for work."""
         self.is_finishing = False
         """Whether the loop has run out of work."""
+        self.is_planning = False
+        """Whether this replica holds cells that it has sealed and not given out again."""
+        self.dealt = dealt
         self._running: set[int] = set()
         self._done: list[Span] = []
         self._sweeper = None if config.lease_s is None else self._new_sweeper(config.lease_s, first, dealt)
@@ -164,6 +167,8 @@ class Claimant:
             return self._sweeper.is_complete(self.peers.published, self._done)
         if self.ranges.open():
             return False
+        if self.is_planning or self.peers.newest_version > self.version.number:
+            return False  # what was sealed may come back to this replica
         if self.peers.is_sampled:  # nobody can tell; to stop too early costs time, but no sample
             return self.queue.unclaimed == 0 and self._vain_looks >= _VAIN_LOOKS
         return self.unreserved_anywhere() == 0
@@ -275,6 +280,7 @@ class Claimant:
         share = version.share_key(self.me)
         with self._board.changed:
             self.versions[version.number] = self.version = version
+            self._vain_looks = 0
             self.queue = CellQueue(self._keys, self.me, version.num_to_claim, version.number)
             self._has_declined = False
             if share is not None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.peers import Peers, speed_of
+from lightning_hybrid.core.planner import FALLBACK
 from lightning_hybrid.core.policies import Policy, policy_named
 from lightning_hybrid.core.pressures import Pressures, load_imbalance, memory_pressure, performance_pressure, score_of
 from lightning_hybrid.core.selector import OFF, Decision, Selector
@@ -20,11 +21,15 @@ from lightning_hybrid.core.statistics import History, ScheduleKind
 class Executor(Protocol):
     """Puts policies into force."""
 
-    def enforce(self, policy: Policy, *, off: bool) -> None:
-        """From now on the rest is run by ``policy``, or with ``off`` in equal shares for good."""
+    def enforce(self, policy: Policy, *, off: bool) -> str | None:
+        """From now on the rest is run by ``policy``, or with ``off`` in equal shares for good.
+
+        Returns:
+            What was wrong with the policy's answer; then the rest is run by `lightning_hybrid.core.planner.FALLBACK`.
+        """
         ...
 
-    def revise(self, policy: Policy) -> None:
+    def revise(self, policy: Policy) -> str | None:
         """Called while nothing is switched: looks whether the policy in force should be applied anew."""
         ...
 
@@ -39,8 +44,11 @@ class Pulse:
     def __init__(self, config: HybridConfig) -> None:
         self._config = config
         self._done: tuple[float, float, int] | None = None
+        self._cost_versions: set[int] = set()
         self.throughput_per_s: float | None = None
         """Cost units per second of all replicas since the last look."""
+        self.samples_per_s: float | None = None
+        """The same in samples."""
         self.new_samples = 0
         """Samples finished since the last look."""
 
@@ -50,14 +58,18 @@ class Pulse:
         samples = sum(record.samples for record in records)
         before, self._done = self._done, (now_s, cost, samples)
         self.new_samples = samples - (before[2] if before else 0)
-        elapsed_s = now_s - before[0] if before else 0.0
-        self.throughput_per_s = (cost - before[1]) / elapsed_s if before and elapsed_s > 0 else None
+        units_before, self._cost_versions = self._cost_versions, {record.cost_version for record in records}
+        self.throughput_per_s = self.samples_per_s = None
+        if before is not None and now_s > before[0]:
+            self.samples_per_s = self.new_samples / (now_s - before[0])
+            if self._cost_versions == units_before and len(units_before) == 1:  # else in unlike units
+                self.throughput_per_s = (cost - before[1]) / (now_s - before[0])
 
     def pressures(self, records: Sequence[ReplicaRecord]) -> Pressures:
         """What may call for another policy."""
         return Pressures(
             memory=memory_pressure(records),
-            performance=performance_pressure(self._config.target_throughput_per_s, self.throughput_per_s),
+            performance=performance_pressure(self._config.target_throughput_per_s, self.samples_per_s),
             imbalance=load_imbalance([score_of(record, self._config) for record in records]),
         )
 
@@ -112,6 +124,8 @@ class Conductor:
 
     def observe(self) -> None:
         """Looks at what was measured, and acts on it."""
+        if self._peers.record.finished:
+            return  # what is left at the end of an epoch says nothing about a policy
         now_s, records = self._peers.clock(), self._peers.records()
         self._take_in(now_s, records)
         if self._is_over or not self._peers.knows_all_speeds():
@@ -120,10 +134,10 @@ class Conductor:
         if decision is None and self._is_due:
             decision = Decision(policy=self._selector.policy, reason="in force since an earlier epoch", kind="switch")
         self._is_due = False
-        if decision is None:
-            self.executor.revise(self.policy)
-        else:
-            self._follow(decision)
+        complaint = self.executor.revise(self.policy) if decision is None else self._follow(decision)
+        if complaint is not None:
+            self._note("undo", FALLBACK, f"{self.policy.name} was refused: {complaint}")
+            self.policy, self._is_over = policy_named(FALLBACK, self._config), True
 
     def take_stock(self) -> None:
         """Counts what was finished up to the epoch's end."""
@@ -152,12 +166,12 @@ class Conductor:
             self._history.add_effect(trial.before_per_s, trial.after_per_s)
         return decision
 
-    def _follow(self, decision: Decision) -> None:
+    def _follow(self, decision: Decision) -> str | None:
         self._note(decision.kind, decision.policy, decision.reason)
         self._is_over = decision.policy == OFF
         if not self._is_over:
             self.policy = policy_named(decision.policy, self._config)
-        self.executor.enforce(self.policy, off=self._is_over)
+        return self.executor.enforce(self.policy, off=self._is_over)
 
     def _note(self, kind: ScheduleKind, policy: str, reason: str) -> None:
         self._history.begin(stage=self._stage, policy=policy, kind=kind, reason=reason, start_s=self._peers.clock())

@@ -59,6 +59,7 @@ __all__ = [
     "ReplicaView",
     "bounded",
     "distribute_workload",
+    "is_policy_name",
     "policy_named",
     "policy_names",
     "register_policy",
@@ -258,7 +259,7 @@ def register_policy(name: str, *, replace: bool = False) -> Callable[[type[P]], 
         >>> policy_named("smallest_first").propose(cells, [ReplicaView(replica=0, speed_per_s=1.0)]).order.tolist()
         [1, 2, 0]
     """
-    if not _is_name(name):
+    if not is_policy_name(name):
         raise ConfigError("policy name", name, f"be an identifier other than {' and '.join(map(repr, _RESERVED))}")
     if name in _REGISTRY and not replace:
         raise ConfigError("policy name", name, "be new, or be given with replace=True")
@@ -273,7 +274,8 @@ def register_policy(name: str, *, replace: bool = False) -> Callable[[type[P]], 
     return register
 
 
-def _is_name(name: object) -> bool:
+def is_policy_name(name: object) -> bool:
+    """Whether a policy of the user's may have this name."""
     return isinstance(name, str) and name.isidentifier() and name not in _RESERVED
 
 

@@ -36,7 +36,7 @@ class Published:
     policy: str | None = None
     """The policy in force in lockstep mode; told by the replica that decides."""
     learnt: str | None = None
-    """What a step costs, as JSON of `CostParameters`; told by the replica that decides."""
+    """What a step costs: hash and JSON of `CostParameters`; told by the replica that decides."""
     stream_end: int | None = None
     """Number of batches of a stream, once it has been read to its end."""
 

@@ -22,14 +22,14 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
 from lightning_hybrid.core.peers import Peers
 from lightning_hybrid.core.planner import QueuePlanner
-from lightning_hybrid.core.policies import MemoryBounds, NoMemoryBounds, Policy, ReplicaView, policy_named
+from lightning_hybrid.core.policies import MemoryBounds, NoMemoryBounds, policy_named
 from lightning_hybrid.core.published import Published
 from lightning_hybrid.core.selector import Selector
 from lightning_hybrid.core.speed import SpeedModel
 from lightning_hybrid.core.state import DeviceState, ReplicaRecord
 from lightning_hybrid.core.statistics import History
 from lightning_hybrid.core.traces import SpeedTrace, lower_bound_s
-from lightning_hybrid.core.versions import QueueVersion
+from lightning_hybrid.core.versions import QueueVersion, is_heavy_first, opening_cells, opening_version
 
 
 class Origin(NamedTuple):
@@ -188,7 +188,7 @@ class _Keys:
 class _Replica:
     """One replica: its claims, its loop's state, and what it measured."""
 
-    def __init__(self, simulation: Simulation, me: int, first: QueueVersion, costs: Costs, dealt: list[int]) -> None:
+    def __init__(self, simulation: Simulation, me: int, first: QueueVersion, costs: Costs, dealt: range) -> None:
         config, workload = simulation.config, simulation.workload
         self.me, self.simulation = me, simulation
         self.changed = _NoLock()
@@ -211,7 +211,7 @@ class _Replica:
             dealt=dealt,
             read_version=simulation.read_version,
         )
-        self.first_cells = dealt[me :: self.view.world]
+        self.first_cells = list(dealt[me :: self.view.world])
         self.speed = SpeedModel(config.speed_window_steps)
         self.num_steps, self.cost, self.busy_s = 0, 0.0, 0.0
         self.finished = False
@@ -299,26 +299,11 @@ class _Capacities:
         return None if capacities is None else capacities[replica].at(self._simulation.now_s)
 
 
-def _first_version(seen: Costs, policy: Policy, workload: Workload) -> tuple[npt.NDArray[np.int64], QueueVersion]:
-    """The cells of the first rounds, the lightest ones where costs are known, and the version of the others."""
-    world = len(workload.traces)
-    num_first = min(len(seen), workload.first_rounds * world)
-    cells = np.arange(len(seen))
-    if workload.costs_known:
-        cells = np.argsort(-seen.compute, kind="stable")
-        first, later = cells[len(cells) - num_first :], cells[: len(cells) - num_first]
-    else:
-        first, later = cells[:num_first], cells[num_first:]
-    views = [ReplicaView(replica=r, speed_per_s=1.0) for r in range(world)]
-    return first, QueueVersion.proposed(0, policy, np.sort(later), seen.take(np.sort(later)), views)
-
-
 class Simulation:
     """One run in virtual time.
 
     Args:
         workload: Cells and devices.
-        first: The first plan version, of the cells behind the first rounds.
         config: As in the Trainer; with its ``policy``.
     """
 
@@ -339,8 +324,10 @@ class Simulation:
         seen = workload.costs if workload.costs_known else Costs.equal(num_cells)
         self._seen = seen.compute.tolist()
         policy = policy_named(self.selector.policy, config)
-        dealt, version = _first_version(seen, policy, workload)
-        self.replicas = [_Replica(self, r, version, seen, dealt.tolist()) for r in range(world)]
+        heavy_first = workload.costs_known and is_heavy_first(seen)
+        dealt = opening_cells(num_cells, workload.first_rounds * world, heavy_first=heavy_first)
+        version = opening_version(policy, seen, dealt, world, costs_known=workload.costs_known)
+        self.replicas = [_Replica(self, r, version, seen, range(*dealt)) for r in range(world)]
         leader = self.replicas[0]
         bounds: MemoryBounds = NoMemoryBounds() if workload.memory_capacities is None else _Capacities(self)
         self._conductor = Conductor(

@@ -124,6 +124,11 @@ class QueueVersion:
         return len(compute) < 2 or bool((compute == compute[0]).all())
 
     @property
+    def is_alike(self) -> bool:
+        """Whether nothing tells the cells apart, neither compute nor memory."""
+        return self.is_uniform and self.costs.memory is None
+
+    @property
     def mean_cost(self) -> float:
         """Compute cost of a mean cell."""
         return float(self.prefix[-1]) / len(self.cells) if len(self.cells) else 1.0
@@ -218,3 +223,42 @@ class QueueVersion:
 def _plain(limits: Sequence[float | None]) -> tuple[float | None, ...]:
     """Limits as Python's own numbers, which can be written as JSON."""
     return tuple(None if limit is None else float(limit) for limit in limits)
+
+
+def is_heavy_first(costs: Costs) -> bool:
+    """Whether cells get cheaper from first to last."""
+    return bool((np.diff(costs.compute) <= 0).all())
+
+
+def opening_cells(num_cells: int, num_first: int, *, heavy_first: bool) -> Span:
+    """The cells that are dealt out before any speed is known: the first ones, or the lightest where those come last."""
+    num_first = min(num_first, num_cells)
+    return Span(num_cells - num_first, num_cells) if heavy_first else Span(0, num_first)
+
+
+def opening_version(policy: Policy, costs: Costs, dealt: Span, num_replicas: int, *, costs_known: bool) -> QueueVersion:
+    """The version that every replica begins with, without being told: what ``policy`` makes of equal replicas.
+
+    Args:
+        policy: Orders the cells; without known costs there is nothing to order by, and they stand in loader order.
+        costs: Of all cells of the grid.
+        dealt: The cells that are dealt out otherwise, at one end of the grid.
+        num_replicas: How many replicas there are.
+        costs_known: Whether ``costs`` are more than numbers of samples.
+    """
+    later = Span(0, dealt.start) if dealt.stop == len(costs) and dealt.start else Span(dealt.stop, len(costs))
+    cells = np.arange(*later, dtype=np.int64)
+    if costs_known:
+        replicas = [ReplicaView(replica=r, speed_per_s=1.0) for r in range(num_replicas)]
+        return QueueVersion.proposed(0, policy, cells, costs.take(cells), replicas)
+    head: End = "head"
+    nothing = (None,) * num_replicas
+    return QueueVersion(
+        number=0,
+        policy=policy.name,
+        cells=cells,
+        costs=costs.take(cells),
+        ends=(head,) * num_replicas,
+        max_claim_costs=nothing,
+        memory_bounds=nothing,
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_hybrid.core.config import GatherOption, HybridConfig, IterableOption, ModeOption, OrderOption
 from lightning_hybrid.core.errors import ConfigError
-from lightning_hybrid.core.policies import Policy, policy_named
+from lightning_hybrid.core.policies import Policy, is_policy_name, policy_named
 from lightning_hybrid.core.recommend import Recommendation
 from lightning_hybrid.core.selector import AUTO
 from lightning_hybrid.core.statistics import History, Statistics
@@ -267,9 +267,9 @@ class HybridBalanceCallback(LastRun, Callback):
 
 def _name_of(policy: object) -> str:
     name = getattr(policy, "name", None)
-    if not (callable(getattr(policy, "propose", None)) and isinstance(name, str) and name):
+    if not (callable(getattr(policy, "propose", None)) and is_policy_name(name)):
         raise ConfigError("policy", policy, "be a name, or an object with a name and a method propose(cells, replicas)")
-    return name
+    return str(name)
 
 
 def _checked(name: str, option: Any) -> Any:

@@ -8,9 +8,9 @@ import numpy as np
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.load import load_score, prior_speeds
-from lightning_hybrid.core.policies import End, Policy, ReplicaView
+from lightning_hybrid.core.policies import Policy
 from lightning_hybrid.core.state import Mode, ReplicaRecord
-from lightning_hybrid.core.versions import QueueVersion
+from lightning_hybrid.core.versions import QueueVersion, opening_cells, opening_version
 from lightning_hybrid.core.workqueue import Span
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.claimer import QueueDealer
@@ -23,10 +23,9 @@ from lightning_hybrid.runtime.work import Dealer, Work
 
 
 def first_cells(spec: EpochSpec, num_replicas: int) -> Span:
-    """The cells that are dealt out before any speed is known: the first ones, or the lightest where those come last."""
-    num_cells = spec.grid.num_cells
-    num = min(spec.first_rounds * num_replicas, num_cells)
-    return Span(num_cells - num, num_cells) if spec.is_heavy_first else Span(0, num)
+    """The cells that are dealt out in turn before any speed is known."""
+    num_first = spec.first_rounds * num_replicas
+    return opening_cells(spec.grid.num_cells, num_first, heavy_first=spec.is_heavy_first)
 
 
 def later_cells(spec: EpochSpec, num_replicas: int) -> Span:
@@ -46,26 +45,9 @@ def probe_works(spec: EpochSpec, replica: int, num_replicas: int) -> list[Work]:
 
 
 def first_version(spec: EpochSpec, policy: Policy, num_replicas: int) -> QueueVersion:
-    """The plan version that every replica begins with, without being told: what ``policy`` makes of equal replicas.
-
-    Without costs there is nothing to order by, and the cells stand in loader order.
-    """
-    cells = np.arange(*later_cells(spec, num_replicas), dtype=np.int64)
-    costs = spec.cell_costs.take(cells)
-    replicas = [ReplicaView(replica=r, speed_per_s=1.0) for r in range(num_replicas)]
-    if spec.costs is not None:
-        return QueueVersion.proposed(0, policy, cells, costs, replicas)
-    head: End = "head"
-    nothing = (None,) * num_replicas
-    return QueueVersion(
-        number=0,
-        policy=policy.name,
-        cells=cells,
-        costs=costs,
-        ends=(head,) * num_replicas,
-        max_claim_costs=nothing,
-        memory_bounds=nothing,
-    )
+    """The plan version that every replica begins with, without being told."""
+    dealt = first_cells(spec, num_replicas)
+    return opening_version(policy, spec.cell_costs, dealt, num_replicas, costs_known=spec.costs is not None)
 
 
 def prior_from(records: list[ReplicaRecord], num_replicas: int, config: HybridConfig) -> list[float]:

@@ -1,12 +1,13 @@
 """What the replicas of an epoch tell each other through a store.
 
-Nothing here waits or decides; every method is one or two requests to the store.
+Nothing here waits or decides; every method is a few requests to the store.
 
 Keys below the epoch's prefix: ``queue/<version>`` is the counter of unclaimed cells of a plan version;
 ``range/<owner>/<version>.<serial>`` the counter of one claimed range, whose head the owner reserves and whose tail
 thieves take; ``version`` the newest plan version, ``version/<n>`` that version and ``version/<n>/owner`` who makes it;
-``replica/<r>`` what replica ``r`` publishes; ``orphan/<cell>`` who swept a lost cell; ``alarm`` and ``alarm/reason``
-that and why the run must end.
+``range/<owner>/<version>.share`` is what a replica owns from the start of a version; ``replica/<r>`` what replica ``r``
+publishes; ``orphan/<cell>/<attempt>`` who swept a lost cell; ``block/<n>`` a block of rounds in lockstep mode;
+``alarm`` and ``alarm/reason`` that and why the run must end.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import numpy as np
 
 from lightning_hybrid.core.cost import Costs, FloatArray
 from lightning_hybrid.core.plan import Arrangement, Grid
+from lightning_hybrid.core.versions import is_heavy_first
 from lightning_hybrid.runtime.reading import Reading
 from lightning_hybrid.runtime.work import Work
 
@@ -64,7 +65,7 @@ class EpochSpec:
     @property
     def is_heavy_first(self) -> bool:
         """Whether the cells are known to get cheaper from first to last."""
-        return self.costs is not None and bool((np.diff(self.costs.compute) <= 0).all())
+        return self.costs is not None and is_heavy_first(self.costs)
 
     @property
     def samples_reused(self) -> int:

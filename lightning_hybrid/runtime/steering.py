@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from lightning_hybrid.core.conductor import Conductor, Executor
 from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.errors import PlanError
 from lightning_hybrid.core.learned import CostLearner, CostParameters
 from lightning_hybrid.core.planner import QueuePlanner
 from lightning_hybrid.core.policies import MemoryBounds, NoMemoryBounds, Policy, policy_named
@@ -89,7 +90,10 @@ class Steering:
     def _executor(self, board: Board, dealer: Dealer, spec: EpochSpec) -> Executor | None:
         if isinstance(dealer, QueueDealer):
             return QueuePlanner(dealer.claimant, board, dealer.keys, spec.cell_costs, self._config, self.bounds)
-        return LockstepExecutor(board) if isinstance(dealer, LockstepDealer) else None
+        if not isinstance(dealer, LockstepDealer):
+            return None
+        board.policy = self.first_policy.name
+        return LockstepExecutor(board)
 
 
 class LockstepExecutor:
@@ -98,14 +102,15 @@ class LockstepExecutor:
     def __init__(self, board: Board) -> None:
         self._board = board
 
-    def enforce(self, policy: Policy, *, off: bool) -> None:
+    def enforce(self, policy: Policy, *, off: bool) -> str | None:
         """Publishes its name; ``off`` means equal shares."""
         self._board.policy = OFF if off else policy.name
         self._board.exchange_soon()
+        return None
 
-    def revise(self, policy: Policy) -> None:
-        """Nothing: every block is cut anew by what is known."""
-        self._board.policy = policy.name
+    def revise(self, policy: Policy) -> str | None:
+        """Nothing to do: every block is cut anew by what is known."""
+        return None
 
 
 class Lessons:
@@ -141,11 +146,24 @@ class Lessons:
 
     def _publish(self) -> None:
         learnt = self._steering.learnt
-        self._board.learnt = None if learnt is None else learnt.to_json()
+        self._board.learnt = None if learnt is None else f"{learnt.digest} {learnt.to_json()}"
+
+
+def parameters_of(learnt: str) -> CostParameters:
+    """The cost parameters in what replica 0 has published.
+
+    Raises:
+        PlanError: they have another hash than their writer says.
+    """
+    digest, _, text = learnt.partition(" ")
+    parameters = CostParameters.from_json(text)
+    if parameters.digest != digest:
+        raise PlanError(f"learnt costs have hash {parameters.digest}, their writer says {digest}: {text}")
+    return parameters
 
 
 def learnt_by_leader(board: Board) -> str | None:
-    """What replica 0 has published about the cost of steps, as far as it is known here."""
+    """What replica 0 has published about the cost of steps, its hash first, as far as it is known here."""
     if board.view.me == LEADER:
         return board.learnt
     leader = board.view.published.get(LEADER)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
-from lightning_hybrid.core.errors import CoordinationTimeout, PlanError
+from lightning_hybrid.core.errors import CoordinationTimeout
 from lightning_hybrid.core.planner import QueuePlanner
 from lightning_hybrid.core.policies import NoMemoryBounds, Policy, Proposal, ReplicaView, policy_named, policy_names
 from lightning_hybrid.core.selector import OFF
@@ -197,16 +197,48 @@ def test_cells_are_given_out_by_speed_and_by_what_is_still_to_be_run() -> None:
         (lambda cells: [*range(len(cells)), 77], "not there: 77"),
     ],
 )
-def test_a_policy_that_loses_or_repeats_cells_is_refused_by_name(
+def test_a_policy_that_loses_or_repeats_cells_in_mid_run_is_refused_by_name_and_no_cell_is_lost(
     order: Callable[[Costs], Sequence[int]], fault: str
 ) -> None:
     epoch = epoch_of([3, 2, 2, 1, 1, 3]).measure(1.0, 1.0)
     assert [epoch[0].want(), epoch[1].want()] == [0, 1]
     epoch.exchange()
 
-    with pytest.raises(PlanError, match=f"policy 'noted' must order each of the 4 cells once: {fault}"):
-        planner_of(epoch).enforce(Noted(order), off=False)
-    assert "version" not in epoch.keys.values
+    complaint = planner_of(epoch).enforce(Noted(order), off=False)
+
+    assert complaint is not None
+    assert complaint.startswith(f"PlanError: policy 'noted' must order each of the 4 cells once: {fault}")
+    assert newest(epoch).policy == "load_balanced"
+    assert sorted(newest(epoch).cells) == [2, 3, 4, 5]
+
+
+def test_a_policy_that_raises_in_mid_run_is_replaced() -> None:
+    def broken(cells: Costs) -> Sequence[int]:
+        raise RuntimeError("no idea")
+
+    epoch = epoch_of([3, 2, 2, 1, 1, 3]).measure(1.0, 1.0)
+    epoch.exchange()
+
+    assert planner_of(epoch).enforce(Noted(broken), off=False) == "RuntimeError: no idea"
+    assert sorted(newest(epoch).cells) == [0, 1, 2, 3, 4, 5]
+
+
+def test_off_deals_heavy_cells_in_turn() -> None:
+    epoch = epoch_of([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]).measure(1.0, 1.0)
+    epoch.exchange()
+    planner_of(epoch).enforce(BALANCED, off=True)
+
+    version = newest(epoch)
+    assert version.shares is not None
+    assert [version.cost(*share) for share in version.shares] == [20.0, 16.0]
+
+
+def test_nothing_is_turned_off_while_a_memory_bound_is_known() -> None:
+    epoch = epoch_of([8.0, 7.0, 6.0, 5.0], memory=[4, 3, 2, 1]).measure(1.0, 1.0)
+    epoch.exchange()
+    planner_of(epoch, Bounds(2.0, None)).enforce(BALANCED, off=True)
+
+    assert not newest(epoch).is_dealt
 
 
 # --- what a policy is told ------------------------------------------------------------------------------------------
