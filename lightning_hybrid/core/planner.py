@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from lightning_hybrid.core.claims import Board, Claimant
+from lightning_hybrid.core.claims import Claimant
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
+from lightning_hybrid.core.holdings import Board
 from lightning_hybrid.core.peers import speed_of
 from lightning_hybrid.core.policies import MemoryBounds, Policy, ReplicaView, bounded, policy_named
 from lightning_hybrid.core.pressures import score_of
