@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import pytest
 
-from lightning_hybrid import engine as engine_module
+from lightning_hybrid import epoch as epoch_module
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import CollectiveInQueueMode, PeerFailed
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.state import DeviceState
-from lightning_hybrid.engine import Engine, EpochRun
+from lightning_hybrid.engine import Engine
+from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.probes.base import FakeProbe, NullProbe
 from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
 from lightning_hybrid.runtime.spec import EpochSpec
@@ -170,7 +171,7 @@ def collectives(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def issue() -> None:
         issued.count = getattr(issued, "count", 0) + 1
 
-    monkeypatch.setattr(engine_module, "CollectiveCounter", lambda: lambda: getattr(issued, "count", 0))
+    monkeypatch.setattr(epoch_module, "CollectiveCounter", lambda: lambda: getattr(issued, "count", 0))
     return issue
 
 
@@ -246,7 +247,7 @@ def test_a_step_without_collectives_is_run_from_a_queue_and_stays_so() -> None:
 
 def test_a_collective_that_appears_later_in_queue_mode_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     issued = [0]
-    monkeypatch.setattr(engine_module, "CollectiveCounter", lambda: lambda: issued[0])
+    monkeypatch.setattr(epoch_module, "CollectiveCounter", lambda: lambda: issued[0])
     engine = engine_of(mode="auto")
 
     def step(work: Work) -> None:
@@ -260,7 +261,7 @@ def test_a_collective_that_appears_later_in_queue_mode_ends_the_run(monkeypatch:
 
 def test_an_error_of_a_collective_in_queue_mode_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     issued = [0]
-    monkeypatch.setattr(engine_module, "CollectiveCounter", lambda: lambda: issued[0])
+    monkeypatch.setattr(epoch_module, "CollectiveCounter", lambda: lambda: issued[0])
     engine = engine_of(mode="queue")
 
     def step(work: Work) -> None:

@@ -62,7 +62,7 @@ class SpeedModel:
 
     HISTORY_STEPS = 64
     REFIT_STEPS = 8
-    """Steps after which all windows are looked at again, while the shortest one agrees with what is known."""
+    """Most steps after which all windows are looked at again, while the shortest one agrees with what is known."""
 
     def __init__(self, window_steps: int, usual_cost: float | None = None) -> None:
         self._window_steps, self._usual_cost = window_steps, usual_cost
@@ -106,9 +106,8 @@ class SpeedModel:
         return fit.estimate(newest)
 
     def _still_fits(self, fit: _Fit, seen: int, newest: Sequence[Step]) -> bool:
-        return (
-            fit.num_seen >= 2 * self.REFIT_STEPS and seen < fit.num_seen + self.REFIT_STEPS and fit.agrees_with(newest)
-        )
+        # at first every step tells much
+        return seen < fit.num_seen + min(self.REFIT_STEPS, 1 + fit.num_seen // 4) and fit.agrees_with(newest)
 
 
 Step = tuple[float, float]
@@ -133,7 +132,7 @@ class _Fit:
     def agrees_with(self, newest: Sequence[Step]) -> bool:
         """Whether the newest steps took as long as they should."""
         level_s = statistics.median(seconds / self.weight(cost) for cost, seconds in newest)
-        return abs(math.log(level_s / self.usual_s)) <= _reach(self.noise_frac or 0.0, len(newest))
+        return abs(math.log(level_s / self.usual_s)) <= _reach(self.noise_frac or 0.0, len(newest)) + _ROUNDING
 
     def estimate(self, newest: Sequence[Step]) -> SpeedEstimate:
         """In the terms of the outside."""
@@ -147,6 +146,8 @@ class _Fit:
         )
 
 
+_ROUNDING = 1e-6
+"""Relative differences that are overlooked."""
 _STEADY_WEIGHT = 2.0
 """How much evidence it takes to believe in an overhead, in steps whose costs differ by the usual cost."""
 _MEDIAN_ERROR = 1.2533

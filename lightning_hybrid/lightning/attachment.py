@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import ConfigError
-from lightning_hybrid.engine import Engine, EpochRun
+from lightning_hybrid.engine import Engine
+from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.conclusion import conclude, gather

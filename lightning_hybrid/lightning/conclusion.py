@@ -12,7 +12,7 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.plan import Arrangement
 from lightning_hybrid.core.recording import KeptSteps
 from lightning_hybrid.core.state import ReplicaRecord
-from lightning_hybrid.engine import EpochRun
+from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning._compat import Logged
 from lightning_hybrid.runtime.assembly import Outputs, assembled
 from lightning_hybrid.runtime.reading import are_alike

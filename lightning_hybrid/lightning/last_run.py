@@ -9,7 +9,7 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import ResultsError
 from lightning_hybrid.core.plan import Grid, Plan
 from lightning_hybrid.core.state import BalanceSnapshot, DeviceState
-from lightning_hybrid.engine import EpochRun
+from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.runtime.assembly import Outputs
 from lightning_hybrid.runtime.recording import Recording
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs, FloatArray
 from lightning_hybrid.core.plan import Arrangement, Grid, Offsets, arrange, first_positions
-from lightning_hybrid.engine import EpochRun
+from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.agreement import Exchange

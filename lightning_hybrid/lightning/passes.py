@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.utils.data import DataLoader
 
 from lightning_hybrid.core.plan import Grid
-from lightning_hybrid.engine import Engine, EpochRun
+from lightning_hybrid.engine import Engine
+from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.agreement import Exchange, NoExchange, StoreExchange, agree_on_grid, tell_the_others

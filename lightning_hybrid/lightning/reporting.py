@@ -11,7 +11,7 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.recommend import Recommendation, straggler
 from lightning_hybrid.core.state import BalanceSnapshot
 from lightning_hybrid.core.statistics import Statistics
-from lightning_hybrid.engine import EpochRun
+from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.reports.console import print_table

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_hybrid.core.errors import PlanError
-from lightning_hybrid.engine import Engine, EpochRun
+from lightning_hybrid.engine import Engine
+from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning.ghost import run_ghost
 from lightning_hybrid.lightning.stream_loader import Read, live_copy

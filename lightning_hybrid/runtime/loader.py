@@ -12,7 +12,7 @@ from lightning_hybrid.runtime.work import Exhausted, Work
 
 
 class WorkSource(Protocol):
-    """Who gives works and runs them; see `lightning_hybrid.engine.EpochRun`."""
+    """Who gives works and runs them; see `lightning_hybrid.epoch.EpochRun`."""
 
     def take(self, *, may_wait: bool) -> Work | None:
         """The next work to load; raises `Exhausted` when there will be none."""

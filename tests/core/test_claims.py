@@ -505,6 +505,24 @@ def test_of_several_new_versions_the_newest_is_followed() -> None:
     assert epoch[1].want() == 5
 
 
+def test_there_is_no_end_while_cells_are_being_planned_anew() -> None:
+    epoch = equal(2, world=12, config=CONFIG.but(look_replicas=4)).measure(*[1.0] * 12)
+    planning, following = epoch.replicas[:2]
+    planning.claimant.seal([])
+    planning.claimant.is_planning = True
+    for replica in (planning, following):
+        replica.claimant._vain_looks = 99
+        replica.claimant.queue.look()
+    assert [planning.is_exhausted(), following.is_exhausted()] == [False, True]
+    publish_version(epoch, version_of(range(2), epoch.costs, 12, number=1))
+    following.look()
+    assert not following.is_exhausted()
+    planning.claimant.is_planning = False
+    planning.look()
+
+    assert epoch.run_out() == [0, 1]
+
+
 def test_what_was_declined_of_an_older_version_is_forgotten() -> None:
     epoch = epoch_of([40, 1]).measure(4.0, 1.0)
     epoch[1].want()
@@ -684,6 +702,25 @@ def test_cells_of_a_replica_that_stands_still_are_taken_over() -> None:
 
     assert sorted(alive.ran) == list(range(6))
     assert alive.claimant.is_exhausted()
+
+
+def test_first_steps_of_a_dead_replica_are_taken_over_too() -> None:
+    # cells 0 to 3 are dealt out in turn, two to each of the replicas
+    costs = costs_of([1.0] * 8)
+    epoch = Epoch(version_of(range(4, 8), costs, 2), costs, LEASED, prefetch=False, dealt=range(4)).measure(1.0, 1.0)
+    assert [{*epoch.published[r].held} for r in range(2)] == [{(0, 1), (2, 3)}, {(1, 2), (3, 4)}]
+    alive = epoch[1]
+    for cell in (1, 3):
+        alive._run(cell)
+    for _ in range(200):
+        while alive.want() is not None:
+            pass
+        alive.publish()
+        alive.look()
+        epoch.clock.now_s += 1.0
+
+    assert sorted(alive.ran) == list(range(8))
+    assert alive.is_exhausted()
 
 
 def test_with_a_lease_the_end_is_when_everything_is_done() -> None:

@@ -190,6 +190,20 @@ def test_a_cell_outside_the_queue_is_no_reason_to_sweep() -> None:
     assert watch.sweeper.is_complete(known(*peers), [Span(2, 5)])
 
 
+def test_cells_that_are_still_in_the_queue_are_not_lost() -> None:
+    watch = Watch()
+    peers = known(said(0, done=((0, 2),)), said(1, done=((2, 3), (4, 5))))
+    for _ in range(3):
+        assert watch.sweeper.adopt(peers, np.array([5, 3])) is None
+        watch.clock.now_s += 10.0
+
+    # one was claimed, and is missing from now on
+    assert watch.sweeper.adopt(peers, np.array([5])) is None
+    watch.clock.now_s += 10.0
+    assert watch.sweeper.adopt(peers, np.array([5])) == 3
+    assert watch.sweeper.adopt(peers, np.array([5])) is None
+
+
 def test_cells_in_any_order_with_gaps_between_them_are_swept_and_the_gaps_are_not() -> None:
     watch = Watch()
     sweeper = watch.of(0, [9, 2, 4, 5])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning_hybrid.core.cost import Costs
 from lightning_hybrid.core.errors import PlanError
 from lightning_hybrid.core.policies import Proposal, ReplicaView, policy_named, policy_names
-from lightning_hybrid.core.versions import QueueVersion
+from lightning_hybrid.core.versions import QueueVersion, is_heavy_first, opening_cells, opening_version
 from lightning_hybrid.core.workqueue import RangeKey, Span
 from tests.core.claimants import costs_of, spans_of, version_of
 
@@ -99,6 +99,43 @@ def test_limits_of_any_kind_of_number_can_be_told(limit: float) -> None:
     version = QueueVersion.proposed(1, Fixed([1, 0], limit), np.arange(2), Costs.equal(2), views(1.0))
 
     assert QueueVersion.from_bytes(version.to_bytes(), Costs.equal(2)).max_claim_costs == (float(limit),)
+
+
+# --- the first version ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("compute", "heavy_first"), [([], True), ([2], True), ([3, 3, 1], True), ([3, 1, 2], False), ([1, 2], False)]
+)
+def test_cells_are_heavy_first_when_none_is_heavier_than_the_one_before(
+    compute: list[float], heavy_first: bool
+) -> None:
+    assert is_heavy_first(costs_of(compute)) is heavy_first
+
+
+@pytest.mark.parametrize(
+    ("num_cells", "num_first", "heavy_first", "cells"),
+    [(10, 4, False, (0, 4)), (10, 4, True, (6, 10)), (3, 4, False, (0, 3)), (3, 4, True, (0, 3)), (0, 4, True, (0, 0))],
+)
+def test_an_epoch_opens_with_the_lightest_cells_where_it_is_known_which(
+    num_cells: int, num_first: int, heavy_first: bool, cells: tuple[int, int]
+) -> None:
+    assert opening_cells(num_cells, num_first, heavy_first=heavy_first) == cells
+
+
+@given(st.integers(0, 20), st.integers(0, 9), st.booleans(), st.booleans())
+@settings(deadline=None)
+def test_the_first_version_holds_every_cell_that_is_not_dealt_out_otherwise(
+    num_cells: int, num_first: int, heavy_first: bool, costs_known: bool
+) -> None:
+    costs = costs_of([float(cell % 3) for cell in range(num_cells)])
+    dealt = opening_cells(num_cells, num_first, heavy_first=heavy_first)
+    version = opening_version(policy_named("hybrid"), costs, dealt, 2, costs_known=costs_known)
+
+    assert sorted([*version.cells.tolist(), *range(*dealt)]) == list(range(num_cells))
+    assert (version.number, version.policy, version.shares) == (0, "hybrid", None)
+    if not costs_known:
+        assert version.cells.tolist() == sorted(version.cells.tolist())
 
 
 # --- sharing out ----------------------------------------------------------------------------------------------------
@@ -191,6 +228,12 @@ def test_every_cell_is_in_one_share(
 )
 def test_cells_are_alike_when_all_but_a_smaller_last_one_cost_the_same(compute: list[float], uniform: bool) -> None:
     assert in_order(compute).is_uniform is uniform
+
+
+def test_cells_are_told_apart_by_compute_or_memory() -> None:
+    assert in_order([3, 3, 1]).is_alike
+    assert not in_order([3, 1, 3]).is_alike
+    assert not in_order([3, 3, 3], [1, 1, 2]).is_alike
 
 
 def test_costs_of_positions_are_differences_of_sums() -> None:

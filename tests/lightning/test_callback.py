@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
 
 from lightning_hybrid import ConfigError, HybridBalanceCallback, HybridConfig, ResultsError
-from lightning_hybrid.engine import EpochRun
+from lightning_hybrid.epoch import EpochRun
 from tests.lightning.scenes import Echo, Logs, balance_of, flat, ids, messages, trainer
 from tests.ranks import run_ranks
 

@@ -1,0 +1,284 @@
+"""One pass over one loader on one replica. Knows no framework.
+
+The one loop of the package closes here, in `EpochRun._learn`: measured step times feed the speed model, and so the next
+shares.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning_hybrid.core.conductor import Conductor
+from lightning_hybrid.core.config import ModeOption
+from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
+from lightning_hybrid.core.plan import Grid
+from lightning_hybrid.core.recording import KeptSteps
+from lightning_hybrid.core.state import BalanceSnapshot, Mode
+from lightning_hybrid.runtime.board import Board
+from lightning_hybrid.runtime.claimer import QueueDealer
+from lightning_hybrid.runtime.collectives import CollectiveCounter, CollectiveWatch
+from lightning_hybrid.runtime.dealing import new_dealer, prior_from, probe_works
+from lightning_hybrid.runtime.figures import EpochFigures
+from lightning_hybrid.runtime.recorder import StepRecorder
+from lightning_hybrid.runtime.recording import Recording, recording_of
+from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
+from lightning_hybrid.runtime.spec import EpochSpec
+from lightning_hybrid.runtime.steering import LEADER, learnt_by_leader, parameters_of
+from lightning_hybrid.runtime.store import Store
+from lightning_hybrid.runtime.work import Dealer, Exhausted, StaticDealer, Work
+
+if TYPE_CHECKING:
+    from lightning_hybrid.engine import Engine
+
+MayRecut = Callable[["EpochRun", Any, int], bool]
+"""Tells from the epoch, a step's output and its batch size whether batches may be cut anew."""
+
+
+class EpochRun:
+    """One pass over one loader on this replica: gives works, runs steps, measures them."""
+
+    def __init__(
+        self, engine: Engine, spec: EpochSpec, store: Store, mode: Mode | ModeOption, works: list[Work] | None = None
+    ) -> None:
+        self.spec = spec
+        self.done: list[Work] = []
+        """Works that were begun, in the order of the steps; ghosts are left out."""
+        self._engine, self._mode = engine, mode
+        self._handed: deque[Work] = deque()  # batches whose step has not run: one, or more where the loop reads ahead
+        self._steps_begun = 0
+        self._collectives = CollectiveWatch(engine.replica, spec.stage, CollectiveCounter())
+        self._closed = False
+        self._first_works = iter(probe_works(spec, engine.replica, engine.num_replicas) if works is None else [])
+        self._dealer: Dealer | None = None if works is None else StaticDealer(works)
+        replica, world = (engine.replica, engine.num_replicas) if works is None else (0, 1)
+        self._queue = SharedQueue(store, replica, world)
+        self._board = Board(
+            self._queue, replica, world, engine.config, read_device=engine.probe.read, watch=self._late_collective
+        )
+        timer = engine.new_timer()
+        self.recorder = StepRecorder(
+            engine.replica,
+            timer,
+            engine.config.speed_window_steps,
+            lambda: self._board.waited_s + timer.blocked_s,
+            cost_of=None if spec.costs is None else spec.cost_of,
+            usual_cost=spec.usual_cost,
+            recorded_steps=engine.config.recorded_steps,
+        )
+        self._learnt: str | None = None
+        self._conductor: Conductor | None = None
+        self._board.source = lambda: self.recorder.record(cells_stolen=self._cells_stolen)
+        self.figures = EpochFigures(spec, engine.replica, self._board)
+
+    # --- works --------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Starts the background thread; every earlier epoch has ended."""
+        if self._mode in ("auto", "lockstep"):
+            self._engine.collectives.install()
+        if self._dealer is None and self.spec.grid.num_samples:
+            # in ``auto`` a queue until it is decided: cells are claimed during the first step, but none is reserved
+            self._dealer = self._new_dealer(self.mode)
+        self._board.start()
+
+    def take(self, *, may_wait: bool) -> Work | None:
+        """The next work to load, ``None`` when there is none right now and ``may_wait`` is false."""
+        with self.recorder.own_time:
+            for work in self._first_works:
+                return work
+            if self._dealer is None:
+                raise Exhausted
+            if self._mode == "auto" and self.spec.prime_calls == 0:
+                # the loader reads further ahead than it said: to wait for the first step would be to wait for ever
+                self._settle("queue")
+            if self._mode == "lockstep" and self.recorder.steps == 0:
+                self._learn(drain=True)  # the others wait for this replica's first speed
+                may_wait = may_wait and not self._handed
+            return self._dealer.take(may_wait=may_wait)
+
+    def begin(self, work: Work) -> bool:
+        """Whether a loaded work may be run; then its step is the next one that is due."""
+        with self.recorder.own_time:
+            if work.mode != "static" and not self._may_begin(work):
+                return False
+            if work.ghost:  # it is run at once
+                self._handed.appendleft(work)
+            else:
+                self._handed.append(work)
+                self.done.append(work)
+            self.recorder.begin()
+            return True
+
+    def note_wait(self, seconds: float) -> None:
+        """The loop waited this long for a batch."""
+        self.recorder.note_wait(seconds)
+
+    def finish(self) -> None:
+        """Ends the epoch on this replica: no step runs here any more; waits until none runs elsewhere.
+
+        Does nothing while the loop still holds batches that it has read ahead.
+        """
+        if self._closed or self._handed:
+            return
+        self._learn(drain=True)
+        self.recorder.record(cells_stolen=self._cells_stolen, finished=True)
+        if self._dealer is not None:
+            self._dealer.finish()
+        self.close()
+        if self._conductor is not None:
+            self._conductor.take_stock()
+        self._engine.when_finished(self)
+
+    def close(self) -> None:
+        """Ends the background thread; safe to call twice and after an error."""
+        self._closed = True
+        self._engine.collectives.remove()
+        self._board.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the other replicas, as far as they can still be reached, that this one cannot go on."""
+        if self._closed or isinstance(error, PeerFailed | CoordinationTimeout | CollectiveInQueueMode):
+            return
+        with suppress(CoordinationTimeout):
+            self._queue.raise_alarm(Alarm.of_failure(self._engine.replica, error))
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def run_step(self, step: Callable[[], Any], may_recut: MayRecut, elements: int | None = None) -> Any:
+        """Runs the user's step on the current work and measures it.
+
+        Args:
+            step: Runs it and returns its output.
+            may_recut: Whether batches may be cut anew; asked once.
+            elements: How many elements the tensors of the batch have.
+
+        Raises:
+            CollectiveInQueueMode: the step issued a collective after the first steps in queue mode.
+        """
+        work = self._handed.popleft()
+        self._engine.current = self
+        with self.recorder.own_time:
+            self._collectives.begin(work)
+            waited_s = self._engine.collectives.waited_s
+            self.recorder.start()
+        try:
+            output = step()
+        except Exception as error:
+            if self._mode == "queue" and self._collectives.has_moved():
+                with suppress(CoordinationTimeout):  # the others may have ended already
+                    self._queue.raise_alarm(Alarm(self._collectives.complaint(), is_collective=True))
+                raise CollectiveInQueueMode(self._collectives.complaint()) from error
+            raise
+        moved = self._collectives.end()
+        self.recorder.stop(work, self._engine.collectives.waited_s - waited_s, elements=elements)
+        with self.recorder.own_time:
+            self._steps_begun += 1
+            self._look_for_collectives(moved=moved)
+            if self._board.recut is None and self._mode == "lockstep" and not work.ghost:
+                self._board.recut = may_recut(self, output, work.size)
+            self._learn()
+        return output
+
+    def _learn(self, *, drain: bool = False) -> None:
+        """Feeds the times of finished steps to the speed model, and so to the next shares: the loop closes here."""
+        learnt = learnt_by_leader(self._board)
+        if learnt is not None and learnt != self._learnt:
+            self._learnt = learnt
+            self.recorder.adopt(parameters_of(learnt))
+        for work in self.recorder.collect(drain=drain):
+            if self.recorder.steps == 1:
+                self._board.exchange_soon()
+            if self._dealer is not None:
+                self._dealer.done(work)
+
+    def measured(self, grid: Grid) -> None:
+        """The stream of this epoch was read to its end, and ``grid`` is what it held."""
+        self.spec = self.figures.spec = replace(self.spec, grid=grid)
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def mode(self) -> Mode:
+        """How the work is dealt out; while that is not decided, as a queue."""
+        return "queue" if self._mode == "auto" else self._mode
+
+    @property
+    def counts_elements(self) -> bool:
+        """Whether the sizes of batches may teach what steps cost."""
+        return self.is_balanced and self.spec.costs is None
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the loop holds a batch whose step has not run."""
+        return bool(self._handed)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the replicas share this epoch's work."""
+        return self._mode != "static"
+
+    def snapshot(self) -> BalanceSnapshot:
+        """The newest records of all replicas: the final ones once they were exchanged."""
+        return self.figures.snapshot(self.mode)
+
+    def recording_of(self, kept: Mapping[int, KeptSteps]) -> Recording:
+        """The recording of this pass, of the steps that every replica has kept."""
+        return recording_of(self.spec, self.mode, self._engine.config, kept)
+
+    @property
+    def _cells_stolen(self) -> int:
+        return self._dealer.cells_stolen if isinstance(self._dealer, QueueDealer) else 0
+
+    # --- modes --------------------------------------------------------------------------------------------------
+
+    def _look_for_collectives(self, *, moved: bool) -> None:
+        """Ends ``auto`` after the first steps; later, a collective in queue mode ends the run."""
+        if self._mode == "auto" and self._steps_begun == self.spec.probe_rounds:
+            self._settle("lockstep" if moved else "queue")
+        if moved and self._mode == "queue" and self._steps_begun >= self.spec.probe_rounds:
+            self._queue.raise_alarm(Alarm(self._collectives.complaint(), is_collective=True))
+            self._board.check()
+
+    def _settle(self, mode: Literal["queue", "lockstep"]) -> None:
+        self._mode = mode
+        self._engine.decide(self.spec.stage, mode)
+        if mode == "queue":
+            self._engine.collectives.remove()
+        if self._dealer is not None and self._dealer.mode != mode:
+            self._board.errand = None
+            self._dealer = self._new_dealer(mode)
+        with self._board.changed:
+            self._board.wake()
+
+    def _may_begin(self, work: Work) -> bool:
+        dealer = self._dealer
+        assert dealer is not None
+        # batches that were loaded ahead for the queue are void once the first steps showed that lockstep is needed
+        return dealer.mode == work.mode and dealer.begin(work)
+
+    def _new_dealer(self, mode: Mode) -> Dealer:
+        engine, steering = self._engine, self._engine.steering
+        dealer = new_dealer(
+            mode, self.spec, self._board, self._queue, engine.config, steering, released=lambda: self._mode != "auto"
+        )
+        if engine.replica == LEADER and engine.num_replicas > 1:
+            self._conductor = steering.attend(self._board, dealer, self.spec, self._conductor)
+        if isinstance(dealer, QueueDealer):
+            self._board.view.newer_prior = self._prior
+            dealer.before_wait = lambda: self._learn(drain=True)  # what is done must be known before a wait for all
+        return dealer
+
+    def _prior(self) -> list[float]:
+        with self._board.changed:
+            records = [peer.record for peer in self._board.view.published.values()]
+        return prior_from(records, self._engine.num_replicas, self._engine.config)
+
+    def _late_collective(self) -> str | None:
+        """For the background thread: why the run must end, when the running step hangs in a collective."""
+        if self._mode != "queue" or self._steps_begun < self.spec.probe_rounds or not self._collectives.has_moved():
+            return None
+        return self._collectives.complaint()
