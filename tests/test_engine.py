@@ -4,12 +4,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from lightning_hybrid import epoch as epoch_module
+from lightning_hybrid.core.conductor import Pulse
 from lightning_hybrid.core.config import HybridConfig, ModeOption
+from lightning_hybrid.core.cost import Costs
 from lightning_hybrid.core.errors import CollectiveInQueueMode, PeerFailed
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.state import DeviceState
@@ -229,6 +233,81 @@ def test_a_step_that_issues_collectives_is_run_in_lockstep(prime_calls: int, col
     assert positions(outcomes) == list(range(203))
     assert len({len(ran) + len(ghosts) for ran, ghosts in outcomes}) == 1
     assert {work.mode for ran, _ in outcomes for work in ran} == {"static", "lockstep"}
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+SWITCHING = QUICK.but(
+    switch_dwell_s=0.0,
+    switch_settle_s=0.0,
+    switch_trial_s=0.05,
+    switch_trial_steps=0,
+    device_period_s=0.01,
+    overhead_tolerated_frac=1.0,
+)
+
+
+def unlike(num_samples: int, batch_size: int = 4, **options: Any) -> EpochSpec:
+    """A pass over batches that cost 1 to 5 and take 1 to 7 of memory, in no order."""
+    spec = spec_of(num_samples, batch_size, **options)
+    cells = np.arange(spec.grid.num_cells)
+    return replace(spec, costs=Costs(compute=1.0 + 3 * cells % 5, memory=1.0 + 5 * cells % 7))
+
+
+def by_cost(spec: EpochSpec, seconds: float) -> Step:
+    """A step that lasts ``seconds`` per cost unit."""
+    return lambda work: time.sleep(seconds * (spec.cost_of(work) or 0.0))
+
+
+@WORKERS
+@pytest.mark.parametrize("mode", ["auto", "queue", "lockstep"])
+@pytest.mark.parametrize("policy", ["auto", "load_balanced", "performance_optimized", "memory_aware", "hybrid"])
+def test_cells_of_unlike_costs_are_run_once_by_every_policy(policy: str, mode: ModeOption, prime_calls: int) -> None:
+    spec = unlike(203, prime_calls=prime_calls, max_size=4 if mode == "lockstep" else None)
+    steps = [by_cost(spec, 0.0002), by_cost(spec, 0.0002), by_cost(spec, 0.001)]
+    outcomes = run_replicas(steps, spec, mode=mode, config=QUICK.but(policy=policy))
+
+    assert positions(outcomes) == list(range(203))
+
+
+@WORKERS
+@pytest.mark.parametrize("mode", ["queue", "lockstep"])
+def test_a_switch_while_the_loop_runs_costs_no_position(mode: ModeOption, prime_calls: int) -> None:
+    spec, stores = unlike(603, prime_calls=prime_calls, max_size=4 if mode == "lockstep" else None), Stores()
+    engines = [engine_of(replica=r, num_replicas=3, stores=stores, mode=mode, config=SWITCHING) for r in range(3)]
+    for engine in engines:
+        engine.probe = FakeProbe([DeviceState(kind="cuda", memory_used_bytes=95, memory_total_bytes=100)])
+    outcomes = run_replicas([by_cost(spec, 0.001)] * 3, spec, engines=engines)
+
+    assert positions(outcomes) == list(range(603))
+    statistics = engines[0].steering.statistics
+    start, switch = statistics.schedules[:2]
+    assert (start.policy, start.kind) == ("hybrid", "start")
+    assert (switch.policy, switch.kind, switch.reason) == (
+        "memory_aware",
+        "switch",
+        "memory pressure 0.95 is above 0.80",
+    )
+    if mode == "queue":  # in lockstep nobody waits for the others' last words
+        assert statistics.num_samples == 603
+    # the others decide nothing
+    assert [engine.steering.statistics.num_schedules for engine in engines[1:]] == [0, 0]
+
+
+@WORKERS
+@pytest.mark.parametrize("mode", ["queue", "lockstep"])
+def test_balancing_that_does_not_pay_is_turned_off_and_costs_no_position(
+    mode: ModeOption, prime_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pulse, "gain_frac", staticmethod(lambda _records: 0.0))
+    config = SWITCHING.but(overhead_tolerated_frac=0.0, self_check_s=0.05)
+    spec, stores = unlike(603, prime_calls=prime_calls, max_size=4 if mode == "lockstep" else None), Stores()
+    engines = [engine_of(replica=r, num_replicas=2, stores=stores, mode=mode, config=config) for r in range(2)]
+
+    outcomes = run_replicas([by_cost(spec, 0.001)] * 2, spec, engines=engines)
+
+    assert positions(outcomes) == list(range(603))
+    assert [schedule.kind for schedule in engines[0].steering.statistics.schedules] == ["start", "off"]
 
 
 # --- modes ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from lightning_hybrid.core.ranges import OwnedRange
 from lightning_hybrid.core.versions import QueueVersion
 from lightning_hybrid.core.workqueue import RangeKey, Span
 
+_MOST_VICTIMS = 8
+"""Of a sample of very many replicas, whose ranges are looked at when there is nothing else to do."""
 _SLOWEST_POLL = 50
 """Vain looks after which a replica without work does not look less often any more."""
 
@@ -77,7 +79,7 @@ class Claimant(Holdings):
         if owned is None:
             return False
         size = self._cells_to_reserve(owned, held, held_cost)
-        if size and ((self._ahead == 0 and not self.peers.is_sampled) or self._is_near_end()):
+        if size and self._should_look():
             self._board.look()  # what was published a period ago counts too many cells as left
             self._note_left()
             size = self._cells_to_reserve(owned, held, held_cost)
@@ -129,6 +131,12 @@ class Claimant(Holdings):
                 self.ranges.add(won, owned.version, first=True)
         self._board.publish()
         return True
+
+    def _should_look(self) -> bool:
+        """Whether it matters for what is reserved now what the others did since they were looked at."""
+        if self.peers.is_sampled and self.peers.clock() < self.peers.looked_s + 0.1 * self._period_s:
+            return False  # so many would ask too much of the store
+        return (self._ahead == 0 and not self.peers.is_sampled) or self._is_near_end()
 
     def _is_near_end(self) -> bool:
         """Whether what is left takes so little time that a publishing period makes a difference."""
@@ -268,7 +276,7 @@ class Claimant(Holdings):
         """Takes cells from the replica that would end last, if this one would finish them earlier."""
         self._board.look()
         self._learn_thefts()
-        loot = self._loot()
+        loot = self._loot(self.peers.last_to_end(_MOST_VICTIMS) if self.peers.is_sampled else None)
         left: dict[int, float] = {}
         for owner, item, free in loot:
             left[owner] = left.get(owner, 0.0) + self._left_cost(owner, item, free)
@@ -288,11 +296,12 @@ class Claimant(Holdings):
         self.cells_stolen += won.size if won else 0
         return won
 
-    def _loot(self) -> list[tuple[int, RangeKey, Span]]:
-        """What others have claimed and not reserved: owner, range, and the positions."""
+    def _loot(self, owners: Sequence[int] | None = None) -> list[tuple[int, RangeKey, Span]]:
+        """What others, or some of them, have claimed and not reserved: owner, range, and the positions."""
+        newest = self.peers.newest
         owned = [
             (r, item)
-            for r, peer in self.peers.newest.items()
+            for r, peer in (newest.items() if owners is None else ((r, newest[r]) for r in owners))
             if r != self.me
             for item in (*peer.ranges, *self._unspoken_share(r, peer))
             if item.version in self.versions

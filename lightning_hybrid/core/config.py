@@ -15,6 +15,8 @@ GatherOption = Literal["all", "rank_zero", "none"]
 IterableOption = Literal["stock", "claim", "sharded"]
 
 ENVIRONMENT_PREFIX = "LIGHTNING_HYBRID_"
+_LOOK_AHEAD = 0.2
+"""Part of the time that is left after which very many replicas look at each other again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,13 +149,16 @@ class HybridConfig:
         if not any(weights):
             raise ConfigError("hybrid_balance_weight", 0, "be positive where the two other weights of hybrid are 0")
 
-    def exchange_period_s(self, num_replicas: int, step_s: float | None = None) -> float:
+    def exchange_period_s(self, num_replicas: int, step_s: float | None = None, left_s: float | None = None) -> float:
         """How often each of that many replicas publishes its record and reads the others'.
 
-        Where each look reads a sample of them only, not more often than it finishes a step of ``step_s``.
+        Where each look reads a sample only, not more often than it finishes a step of ``step_s``, and less often
+        while ``left_s``, the time to the end, is long.
         """
         period_s = max(self.publish_period_s, num_replicas / self.most_exchanges_per_s)
-        return max(period_s, step_s or 0.0) if num_replicas > self.look_replicas else period_s
+        if num_replicas <= self.look_replicas:
+            return period_s
+        return max(period_s, step_s or 0.0, min(_LOOK_AHEAD * (left_s or 0.0), self.switch_dwell_s))
 
     def but(self, **given: Any) -> HybridConfig:
         """This config with other values for the fields in ``given``."""

@@ -246,11 +246,13 @@ class Holdings:
             self.queue.unclaimed + self.ranges.num_unreserved + cells,
             self.version.cost(*self.queue.free) + self.ranges.cost_unreserved + cost,
         )
+        self.peers.left_s = self._left[1] / self.peers.my_speed_and_all()[1]
 
     def _left_frac(self) -> float:
         """How much of that is left now, if all have gone on since they published it."""
         peers = self.peers
-        done = peers.my_speed_and_all()[1] * (peers.clock() - peers.looked_s + 0.5 * self._period_s)
+        age_s = peers.clock() - peers.looked_s + 0.5 * self._config.exchange_period_s(peers.world, left_s=peers.left_s)
+        done = peers.my_speed_and_all()[1] * age_s
         return max(0.0, 1.0 - done / self._left[1]) if self._left[1] > 0 else 0.0
 
     def time_left_s(self) -> float:

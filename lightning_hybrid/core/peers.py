@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -19,12 +20,12 @@ class _Others:
 
     Args:
         peers: By replica; without this one.
-        changed_s: Since when each has been in its present step.
+        since_s: When a replica began its present step.
     """
 
-    def __init__(self, peers: Mapping[int, Published], changed_s: Mapping[int, tuple[int, float]]) -> None:
+    def __init__(self, peers: Mapping[int, Published], since_s: Callable[[int], float]) -> None:
         self.replicas, self.published = list(peers), list(peers.values())
-        self._changed_s = changed_s
+        self._since_s = since_s
         self.num_known = len(self.replicas)
         records = [peer.record for peer in self.published]
         self.measured = [  # as `speed_of`, of very many
@@ -42,6 +43,11 @@ class _Others:
     def unreserved(self) -> tuple[int, float]:
         """Cells claimed and not reserved, and their cost."""
         return sum(peer.unreserved for peer in self.published), sum(peer.unreserved_cost for peer in self.published)
+
+    @cached_property
+    def unreserved_costs(self) -> FloatArray:
+        """Cost of the cells that each has claimed and not reserved."""
+        return np.array([peer.unreserved_cost for peer in self.published], dtype=np.float64)
 
     @cached_property
     def speeds(self) -> FloatArray:
@@ -64,7 +70,72 @@ class _Others:
     @cached_property
     def since_s(self) -> FloatArray:
         """When the present step was begun, as far as was seen."""
-        return np.array([self._changed_s[r][1] for r in self.replicas])
+        return np.array([self._since_s(r) for r in self.replicas])
+
+
+class _Gathered(_Others):
+    """The same of a sample whose numbers were gathered from a table; see `row_of`."""
+
+    def __init__(self, replicas: Iterable[int], rows: FloatArray, now_s: float) -> None:
+        self.replicas = list(replicas)
+        self.num_known = len(self.replicas)
+        self._rows, self._now_s = rows, now_s
+        speeds = rows[:, 0]
+        self.num_unmeasured = int(np.isnan(speeds).sum())
+        self.speed = float(np.nansum(speeds) if self.num_unmeasured else speeds.sum())
+
+    @cached_property
+    def measured(self) -> list[float | None]:  # type: ignore[override]  # made when it is asked for
+        return [None if math.isnan(speed) else speed for speed in self._rows[:, 0].tolist()]
+
+    @cached_property
+    def reserved(self) -> tuple[int, float]:
+        return int(self._rows[:, 2].sum()), float(self._rows[:, 3].sum())
+
+    @cached_property
+    def unreserved(self) -> tuple[int, float]:
+        return int(self._rows[:, 4].sum()), float(self._rows[:, 5].sum())
+
+    @cached_property
+    def unreserved_costs(self) -> FloatArray:
+        return self._rows[:, 5]
+
+    @cached_property
+    def speeds(self) -> FloatArray:
+        speeds: FloatArray = np.nan_to_num(self._rows[:, 0])
+        return speeds
+
+    @cached_property
+    def steps_s(self) -> FloatArray:
+        return self._rows[:, 1]
+
+    @cached_property
+    def ahead_s(self) -> FloatArray:
+        costs, speeds = self._rows[:, 6], self.speeds
+        ahead_s: FloatArray = np.divide(costs, speeds, out=np.zeros_like(costs), where=speeds > 0)
+        return ahead_s
+
+    @cached_property
+    def since_s(self) -> FloatArray:
+        return np.full(self.num_known, self._now_s)
+
+
+def row_of(peer: Published) -> tuple[float, ...]:
+    """What decisions need of a replica's word, as numbers; a speed that is not known is NaN, a step endless."""
+    speed, step_s = speed_of(peer.record), peer.record.step_s
+    return (
+        math.nan if speed is None else speed,
+        math.inf if step_s is None else step_s,
+        peer.reserved,
+        peer.reserved_cost,
+        peer.unreserved,
+        peer.unreserved_cost,
+        peer.ahead_cost,
+        peer.record.finished,
+    )
+
+
+ROW_LEN = 8
 
 
 class Peers:
@@ -104,6 +175,8 @@ class Peers:
         """How often the others were looked at."""
         self.looked_s = clock()
         """When they were looked at last."""
+        self.left_s: float | None = None
+        """Time to the end as it was estimated at the newest look, where that is a sample."""
         self.newest_version = 0
         """The newest plan version that anybody has published."""
         self.newer_prior: Callable[[], list[float]] | None = None
@@ -115,7 +188,7 @@ class Peers:
         self._by_prior: tuple[float | None, _Others, tuple[float, float]] | None = None
         self._changed_s: dict[int, tuple[int, float]] = {}
         self._finished: set[int] = set()
-        self._random = np.random.default_rng(me) if self.is_sampled else None
+        self._random = random.Random(me)
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -126,25 +199,33 @@ class Peers:
 
     def to_look_at(self) -> list[int]:
         """The replicas that the next look should read."""
-        if self._random is None:
+        if not self.is_sampled:
             return list(range(self.world))
-        # finished ones have nothing left to know; nearer the end more are drawn to find those that run
-        num = min(8.0 * self._look_replicas, 1.25 * self._look_replicas * self.world / max(1, self._num_running))
-        drawn = dict.fromkeys(self._random.integers(self.world, size=math.ceil(num)).tolist())
+        # finished ones have nothing left to know; nearer the end more are looked at to find those that run
+        num = 1 + self._look_replicas * self.world // max(1, self._num_running)
+        start, stride = self._random.randrange(self.world), self._random.randrange(1, self.world)
+        while math.gcd(stride, self.world) > 1:
+            stride = self._random.randrange(1, self.world)
+        drawn = ((start + stride * np.arange(min(num, self.world))) % self.world).tolist()
         return [r for r in drawn if r not in self._finished and r != self.me][: self._look_replicas]
 
-    def take_in(self, published: Mapping[int, Published | None], newest_version: int = 0) -> None:
-        """Notes what a look has read."""
+    def take_in(
+        self, published: Mapping[int, Published | None], newest_version: int = 0, rows: FloatArray | None = None
+    ) -> None:
+        """Notes what a look has read.
+
+        Args:
+            published: By replica; ``None`` for one that has not spoken.
+            newest_version: The newest plan version.
+            rows: What `row_of` makes of each, where that is at hand and all have spoken.
+        """
         self.looked_s = now = self.clock()
         self.looks += 1
         self.newest_version = max(self.newest_version, newest_version)
         if self.is_sampled:
-            self.newest = {r: peer for r, peer in published.items() if peer is not None}
-            self._finished.update(r for r, peer in self.newest.items() if peer.record.finished)
-            self._known = None
+            self._take_in_sample({r: peer for r, peer in published.items() if peer is not None}, rows, now)
             if not self._keeps_all:
-                self.published = self.newest
-                self._changed_s = dict.fromkeys(self.newest, (0, now))  # hardly one of them was seen before
+                self.published, self._changed_s = self.newest, {}
                 return
         for r, peer in published.items():
             if peer is None or peer is self.published.get(r):
@@ -153,6 +234,16 @@ class Peers:
             self.published[r] = peer
             if r not in self._changed_s or self._changed_s[r][0] != peer.record.steps:
                 self._changed_s[r] = peer.record.steps, now
+
+    def _take_in_sample(self, sample: dict[int, Published], rows: FloatArray | None, now_s: float) -> None:
+        """Notes who has finished, and of the others what they are at."""
+        self.newest, self._known = sample, None
+        if rows is None or rows[:, -1].any():
+            self.newest = {r: peer for r, peer in sample.items() if not peer.record.finished}
+            self._finished.update(sample.keys() - self.newest.keys())
+            rows = None if rows is None else rows[rows[:, -1] == 0]
+        if rows is not None:
+            self._known = _Gathered(self.newest, rows, now_s)
 
     def records(self) -> list[ReplicaRecord]:
         """The newest record of every replica that is known, the own one first."""
@@ -207,12 +298,17 @@ class Peers:
         heavy-tailed costs.
         """
         step_s = self.step_s(replica)
-        if replica not in self._changed_s or math.isinf(step_s):
+        if math.isinf(step_s):
             return math.inf
-        since_s = self.clock() - self._changed_s[replica][1]
+        since_s = self.clock() - self._since_s(replica)
         running_s = since_s if since_s > step_s + self._overdue_s else 0.5 * step_s
         speed, peer = self.speed(replica), self.published.get(replica)
         return running_s + (peer.ahead_cost / speed if peer is not None and speed > 0 else 0.0)
+
+    def _since_s(self, replica: int) -> float:
+        """When its present step was begun, as far as was seen; of a sample hardly one was seen before."""
+        seen = self._changed_s.get(replica)
+        return self.looked_s if seen is None else seen[1]
 
     # --- the others together ------------------------------------------------------------------------------------
 
@@ -251,6 +347,15 @@ class Peers:
         cells, cost = self._others().unreserved
         return self._scaled(cells), self._scaled(cost)
 
+    def last_to_end(self, num: int) -> list[int]:
+        """Of the others who have unreserved cells, that many that would end last, by their own word."""
+        others = self._others()
+        costs, speeds = others.unreserved_costs, others.speeds
+        work_s = np.divide(costs, speeds, out=np.full_like(costs, math.inf), where=speeds > 0)
+        ends_s = np.where(costs > 0, self.busy_s_of_others() + work_s, -math.inf)
+        last = np.argsort(-ends_s, kind="stable")[:num].tolist()
+        return [others.replicas[i] for i in last if ends_s[i] > -math.inf]
+
     @property
     def _num_running(self) -> int:
         return self.world - len(self._finished)
@@ -263,7 +368,7 @@ class Peers:
     def _others(self) -> _Others:
         if self._known is None:
             others = {r: peer for r, peer in self.newest.items() if r != self.me}
-            self._known = _Others(others, self._changed_s)
+            self._known = _Others(others, self._since_s)
         return self._known
 
     def all_finished(self) -> bool:

@@ -20,7 +20,7 @@ from lightning_hybrid.core.claims import Claimant
 from lightning_hybrid.core.conductor import Conductor
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
-from lightning_hybrid.core.peers import Peers
+from lightning_hybrid.core.peers import ROW_LEN, Peers, row_of
 from lightning_hybrid.core.planner import QueuePlanner
 from lightning_hybrid.core.policies import MemoryBounds, NoMemoryBounds, policy_named
 from lightning_hybrid.core.published import Published
@@ -226,13 +226,21 @@ class _Replica:
         """Reads what the others published."""
         simulation = self.simulation
         simulation.keys.requests += 1
-        published = simulation.published
-        self.view.take_in({r: published.get(r) for r in self.view.to_look_at()}, simulation.newest_version())
+        published, rows, looked_at = simulation.published, None, self.view.to_look_at()
+        if self.view.is_sampled:
+            rows = simulation.rows[looked_at]
+            spoken = ~np.isnan(rows[:, -1])
+            if not spoken.all():
+                rows, looked_at = rows[spoken], [r for r in looked_at if r in published]
+        self.view.take_in({r: published.get(r) for r in looked_at}, simulation.newest_version(), rows)
 
     def publish(self) -> None:
         """Publishes what this replica knows of itself."""
         self.simulation.keys.requests += 1
-        self.simulation.published[self.me] = self.claimant.describe(self.refresh())
+        published = self.claimant.describe(self.refresh())
+        self.simulation.published[self.me] = published
+        if self.view.is_sampled:
+            self.simulation.rows[self.me] = row_of(published)
 
     def refresh(self) -> ReplicaRecord:
         """The newest record, with what was measured."""
@@ -247,6 +255,7 @@ class _Replica:
                 busy_s=self.busy_s,
                 speed_per_s=None if estimate is None else estimate.speed_per_s,
                 step_s=None if estimate is None else estimate.step_s,
+                cells_stolen=self.claimant.cells_stolen,
                 finished=self.finished,
                 device=self._device,
             )
@@ -315,6 +324,7 @@ class Simulation:
         self.period_s = config.exchange_period_s(len(workload.traces))
         self._version: tuple[bytes, QueueVersion] | None = None
         self.published: dict[int, Published] = {}
+        self.rows = np.full((len(workload.traces), ROW_LEN), math.nan)
         self._events: list[tuple[float, int, Callable[..., None], _Replica, Any]] = []
         self._serial = 0
         self._steps: list[SimulatedStep] = []
@@ -484,7 +494,8 @@ class Simulation:
             self._conductor.observe()
         self.wake(replica, 0.0)
         if again:
-            period_s = self.config.exchange_period_s(len(self.replicas), replica.view.record.step_s)
+            view = replica.view
+            period_s = self.config.exchange_period_s(view.world, view.record.step_s, view.left_s)
             self._at(self.now_s + period_s, self._exchange, replica)
 
     def _is_dead(self, replica: _Replica) -> bool:

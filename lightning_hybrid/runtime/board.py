@@ -162,7 +162,8 @@ class Board:
         self._refresh()
         now = self._clock()
         if now >= self._next_exchange_s:
-            self._next_exchange_s = now + self._config.exchange_period_s(self.view.world, self.view.record.step_s)
+            view = self.view
+            self._next_exchange_s = now + self._config.exchange_period_s(view.world, view.record.step_s, view.left_s)
             self._exchange(now)
         pause_s = self.errand() if self.errand else _NEVER
         with self.changed:

@@ -71,6 +71,7 @@ class Replica:
         prefetch: Batches that the loader loads ahead of the first; 0 without workers.
         step_s: Speed that this replica is known to have before its first step.
         first_cell: Where the queue begins.
+        costs: Of all cells; equal where they are left out.
         released: Whether cells may be reserved yet.
     """
 
@@ -85,6 +86,7 @@ class Replica:
         prefetch: int = 0,
         step_s: float | None = None,
         first_cell: int = 0,
+        costs: Costs | None = None,
         released: Callable[[], bool] = lambda: True,
     ) -> None:
         self.me, self.prefetch = me, prefetch
@@ -92,7 +94,8 @@ class Replica:
         self.board = Board(self.queue, me, world, config)
         speed = None if step_s is None else 1 / step_s
         self.board.view.record = ReplicaRecord(replica=me, step_s=step_s, speed_per_s=speed)
-        costs = Costs.equal(num_cells)
+        costs = Costs.equal(num_cells) if costs is None else costs
+        self._costs = costs.compute
         self.dealer = QueueDealer(
             self.board,
             self.queue,
@@ -115,7 +118,7 @@ class Replica:
             for work in WorkIterator(lambda: LoaderStandIn(feed, self.prefetch), feed, self, self._no_ghosts):
                 start_s = time.perf_counter()
                 step(work)
-                self._learn(time.perf_counter() - start_s)
+                self._learn(work.start, time.perf_counter() - start_s)
                 self.ran.append(work.start)
                 self.dealer.done(work)
         finally:
@@ -135,13 +138,15 @@ class Replica:
         self.board.view.record = replace(self.board.view.record, finished=True)
         self.dealer.finish()
 
-    def _learn(self, seconds: float) -> None:
-        self._speed.observe(1, seconds)
+    def _learn(self, cell: int, seconds: float) -> None:
+        cost = float(self._costs[cell])
+        self._speed.observe(cost, seconds)
         record = self.board.view.record
         self.board.view.record = replace(
             record,
             steps=record.steps + 1,
             samples=record.samples + 1,
+            cost=(record.cost or 0.0) + cost,
             step_s=self._speed.step_s,
             speed_per_s=self._speed.speed_per_s,
         )

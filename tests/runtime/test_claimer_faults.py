@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -9,8 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from lightning_hybrid.core.cost import Costs
+from lightning_hybrid.core.planner import QueuePlanner
+from lightning_hybrid.core.policies import NoMemoryBounds, policy_named, policy_names
 from lightning_hybrid.runtime.store import TorchStore
 from lightning_hybrid.runtime.work import Work
 from tests.ranks import run_ranks
@@ -35,7 +40,7 @@ def server() -> Iterator[StoreServer]:
 
 def die(rank: int, notes: TorchStore) -> None:
     """Ends this process without a word to the other replicas."""
-    notes.put(f"died/{rank}", b"")
+    notes.add(f"died/{rank}", 1)  # answered, unlike a `put`, which may die with the process
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -102,6 +107,67 @@ def share_cells(
         notes.add(f"cell/{work.start}", 1)
 
     return replica.run(step)
+
+
+COSTS = Costs(
+    compute=np.array([1.0 + cell % 5 for cell in range(NUM_CELLS)]),
+    memory=np.array([1.0 + cell % 7 for cell in range(NUM_CELLS)]),
+)
+
+
+class Switching:
+    """A process that runs cells of unlike costs; rank 0 orders the rest by another policy with each exchange.
+
+    With ``dies`` rank 0 is killed before its first new version is told, or rank 1 when it has followed to one.
+    """
+
+    def __init__(self, rank: int, port: int, prefetch: int, dies: str, lease_s: float | None) -> None:
+        server = StoreServer.client_of(port)
+        self.rank, self.dies = rank, dies
+        self.notes, self.keys = TorchStore(server, "notes"), TorchStore(server, "run")
+        config = QUICK.but(lease_s=lease_s, claim_deadline_s=10)
+        self.replica = Replica(self.keys, rank, WORLD, NUM_CELLS, config=config, prefetch=prefetch, costs=COSTS)
+        self.claimant, self.board = self.replica.dealer.claimant, self.replica.board
+        self.policies = itertools.cycle(map(policy_named, policy_names()))
+        self.planner = QueuePlanner(self.claimant, self.board, self.keys, COSTS, config, NoMemoryBounds())
+        if rank == 0:
+            self.board.after_exchange.append(self.switch)
+        if rank == 0 and dies == "planning":
+            self.keys.put = self.put_or_die  # type: ignore[method-assign]
+
+    def switch(self) -> None:
+        if self.board.view.knows_all_speeds():
+            self.planner.enforce(next(self.policies), off=False)
+
+    def put_or_die(self, key: str, value: bytes) -> None:
+        if key.startswith("version/"):
+            die(self.rank, self.notes)
+        TorchStore.put(self.keys, key, value)
+
+    def step(self, work: Work) -> None:
+        if len(self.replica.ran) == 1:
+            self.await_switch()
+        time.sleep(0.002 * COSTS.compute[work.start] * (3 if self.rank == 3 else 1))
+        self.notes.add(f"cell/{work.start}", 1)
+
+    def await_switch(self) -> None:
+        """Returns when this replica has followed to a new version, or who is to die has died."""
+        mortal = {"planning": 0, "following": 1}.get(self.dies, self.rank)
+        ends_s = time.monotonic() + 20
+        while self.claimant.version.number == 0 and self.notes.get_many([f"died/{mortal}"]) == [None]:
+            self.board.check()
+            assert time.monotonic() < ends_s, f"nothing is switched: {self.board.view.published}"
+            time.sleep(0.005)
+        if self.dies == "following" and self.rank == 1:
+            die(self.rank, self.notes)
+
+
+def share_unlike_cells(rank: int, port: int, prefetch: int, dies: str, lease_s: float | None) -> list[int]:
+    """Runs cells until there are none, while policies are switched."""
+    process = Switching(rank, port, prefetch, dies, lease_s)
+    process.replica.run(process.step)
+    process.notes.add("versions", process.claimant.version.number)
+    return process.replica.ran
 
 
 def counts(server: StoreServer) -> list[int]:
@@ -173,4 +239,28 @@ def test_nothing_is_lost_when_the_one_that_took_over_is_killed_too(server: Store
     adopts = ("adopt", 1)
     survivors_of(server, {0: adopts, 1: ("reserve", 1), 2: adopts, 3: adopts}, 0, [2, 2, 2, 2], num_dead=2)
 
+    assert min(counts(server)) >= 1
+
+
+# --- while policies are switched ------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_processes_run_every_cell_once_whatever_is_switched(server: StoreServer, prefetch: int) -> None:
+    outcomes = run_ranks(share_unlike_cells, WORLD, server.port, prefetch, "", None, deadline_s=40)
+
+    assert sorted(cell for ran in outcomes for cell in ran) == list(range(NUM_CELLS))
+    assert counts(server) == [1] * NUM_CELLS
+    (versions,) = TorchStore(server.client(), "notes").get_many(["versions"])
+    assert int(versions or b"0") >= WORLD  # every replica has followed
+
+
+@BOTH
+@pytest.mark.parametrize("dies", ["planning", "following"])
+def test_nothing_is_lost_when_one_is_killed_amid_a_switch(server: StoreServer, prefetch: int, dies: str) -> None:
+    outcomes = run_ranks(
+        share_unlike_cells, WORLD, server.port, prefetch, dies, LEASE_S, deadline_s=40, expect_failure=True
+    )
+
+    assert [outcome for outcome in outcomes if isinstance(outcome, str)] == ["died without a word"]
     assert min(counts(server)) >= 1
