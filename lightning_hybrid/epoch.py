@@ -130,7 +130,7 @@ class EpochRun:
             self._dealer.finish()
         self.close()
         if self._conductor is not None:
-            self._conductor.take_stock()
+            self._conductor.take_stock(self._board.view.records())
         self._engine.when_finished(self)
 
     def close(self) -> None:
@@ -198,6 +198,11 @@ class EpochRun:
     def measured(self, grid: Grid) -> None:
         """The stream of this epoch was read to its end, and ``grid`` is what it held."""
         self.spec = self.figures.spec = replace(self.spec, grid=grid)
+
+    def take_stock(self) -> None:
+        """Counts all replicas' samples for the policies, once their final records were exchanged."""
+        if self._conductor is not None and self.figures.records is not None:
+            self._conductor.take_stock(self.figures.records)
 
     # --- what is known ------------------------------------------------------------------------------------------
 

@@ -139,9 +139,9 @@ class Conductor:
             self._note("undo", FALLBACK, f"{self.policy.name} was refused: {complaint}")
             self.policy, self._is_over = policy_named(FALLBACK, self._config), True
 
-    def take_stock(self) -> None:
-        """Counts what was finished up to the epoch's end."""
-        self._pulse.take_in(self._peers.clock(), self._peers.records())
+    def take_stock(self, records: Sequence[ReplicaRecord]) -> None:
+        """Counts what was finished up to the epoch's end, by the final records of all replicas."""
+        self._pulse.take_in(self._peers.clock(), records)
         self._history.add_samples(self._pulse.new_samples)
 
     def _take_in(self, now_s: float, records: Sequence[ReplicaRecord]) -> None:

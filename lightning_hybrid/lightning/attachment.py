@@ -15,7 +15,7 @@ from lightning_hybrid.engine import Engine
 from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
-from lightning_hybrid.lightning.conclusion import conclude, gather
+from lightning_hybrid.lightning.conclusion import Pack, conclude
 from lightning_hybrid.lightning.ordering import Arranger, has_training_norm, reason_to_keep
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan, steps_at_most
 from lightning_hybrid.lightning.patches import Patches
@@ -269,11 +269,12 @@ class Attachment:
         self.outputs = {}
         with _compat.profiled(self.trainer, "gather"):
             for epoch in self.engine.epochs:
-                conclude(epoch, {})
+                loader_idx, pack = epoch.spec.loader_idx, None
                 if self.trainer.predict_loop.return_predictions:
-                    loader_idx = epoch.spec.loader_idx
-                    predictions = _compat.predictions_of(self.trainer)[loader_idx]
-                    self.outputs[loader_idx] = gather(epoch, predictions, self.config, self._say_once)
+                    pack = Pack(epoch, _compat.predictions_of(self.trainer)[loader_idx], self.config)
+                conclude(epoch, {}, pack)
+                if pack is not None:
+                    self.outputs[loader_idx] = pack.gather(self._say_once)
 
     # --- set-up -------------------------------------------------------------------------------------------------
 

@@ -16,17 +16,18 @@ from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning._compat import Logged
 from lightning_hybrid.runtime.assembly import Outputs, assembled
 from lightning_hybrid.runtime.reading import are_alike
-from lightning_hybrid.runtime.results import Piece, gather_pieces, plain
+from lightning_hybrid.runtime.results import Chunk, Parcel, Piece, plain
 from lightning_hybrid.runtime.spec import EpochSpec
 
 _log = logging.getLogger(__name__)
 
 
-def conclude(epoch: EpochRun, logs: dict[str, Logged]) -> list[dict[str, Logged]]:
-    """Exchanges final records, works and logged numbers; each replica counts once."""
+def conclude(epoch: EpochRun, logs: dict[str, Logged], pack: Pack | None = None) -> list[dict[str, Logged]]:
+    """Exchanges final records, works and logged numbers, and the first of the outputs; each replica counts once."""
     record, stream = epoch.figures.own_record(), epoch.spec.stream
     read = None if stream is None else stream.summary()
-    mine = (record.to_json(), [(work.start, work.stop) for work in epoch.done], logs, read, epoch.recorder.kept())
+    works = [(work.start, work.stop) for work in epoch.done]
+    mine = (record.to_json(), works, logs, read, epoch.recorder.kept(), None if pack is None else pack.head)
     everyone: list[Any] = [mine]
     if epoch.is_balanced:
         everyone = [None] * dist.get_world_size()
@@ -38,47 +39,66 @@ def conclude(epoch: EpochRun, logs: dict[str, Logged]) -> list[dict[str, Logged]
             " batch is run by one of them, so all must read the same samples in the same order",
             epoch.spec.loader_idx,
         )
-    for rank, (text, works, theirs, _, kept) in enumerate(everyone):
+    for rank, (text, theirs, numbers, _, kept, _) in enumerate(everyone):
         other = ReplicaRecord.from_json(text)
         if other.replica not in by_replica:
-            by_replica[other.replica] = other, works, theirs, kept
+            by_replica[other.replica] = other, theirs, numbers, kept
             epoch.figures.leaders.append(rank)
+    if pack is not None:
+        pack.heads = [entry[5] for entry in everyone]
     ordered = [by_replica[replica] for replica in sorted(by_replica)]
     plan = epoch.figures.conclude([entry[0] for entry in ordered], [entry[1] for entry in ordered])
+    epoch.take_stock()
     if epoch.is_balanced:
         plan.validate(epoch.spec.grid.num_samples)
         epoch.figures.recording = epoch.recording_of({entry[0].replica: entry[3] for entry in ordered})
     return [entry[2] for entry in ordered]
 
 
-def gather(epoch: EpochRun, predictions: list[Any], config: HybridConfig, say: Callable[[str], None]) -> Outputs:
-    """Puts what the user gets of a loader into ``predictions``, which holds this rank's outputs in step order.
+class Pack:
+    """This rank's outputs of one loader of predict, before and after they are exchanged.
 
     Args:
-        epoch: The pass, concluded.
-        predictions: Changed in place.
+        epoch: The pass, which no rank runs any more.
+        predictions: This rank's outputs in step order.
         config: Says which ranks get all outputs.
-        say: Tells the user something, once.
     """
-    spec = epoch.spec
-    arrangement = spec.arrangement or Arrangement(batches=spec.grid)
-    mine = [Piece(work.start, work.stop, plain(output)) for work, output in zip(epoch.done, predictions, strict=True)]
-    held: list[Piece] | None = None
-    if epoch.is_balanced and config.gather != "none":
-        held = gather_pieces(
-            mine if dist.get_rank() in epoch.figures.leaders else [],
-            to_all=config.gather == "all",
-            chunk_bytes=config.gather_chunk_bytes,
-        )
-    elif not epoch.is_balanced and arrangement.slots is not None:
-        held = mine
-    if held is None:
-        outputs = Outputs(grid=spec.grid, pieces=mine, arrangement=arrangement)
-    else:
-        outputs = assembled(spec.grid, arrangement, held)
-        _explain(outputs, spec, say)
-    predictions[:] = [piece.output for piece in outputs.pieces]
-    return outputs
+
+    def __init__(self, epoch: EpochRun, predictions: list[Any], config: HybridConfig) -> None:
+        self._epoch, self._predictions = epoch, predictions
+        self._mine = [
+            Piece(work.start, work.stop, plain(output)) for work, output in zip(epoch.done, predictions, strict=True)
+        ]
+        self._parcel: Parcel | None = None
+        self.heads: list[tuple[int, Chunk]] = []
+        """What every rank has sent first."""
+        if epoch.is_balanced and config.gather != "none":
+            self._parcel = Parcel(self._mine, to_all=config.gather == "all", chunk_bytes=config.gather_chunk_bytes)
+
+    @property
+    def head(self) -> tuple[int, Chunk] | None:
+        """What travels with the final records; ``None`` where nothing is gathered."""
+        return None if self._parcel is None else self._parcel.head
+
+    def gather(self, say: Callable[[str], None]) -> Outputs:
+        """Puts what the user gets of the loader into the predictions, in place.
+
+        Args:
+            say: Tells the user something, once.
+        """
+        spec, held = self._epoch.spec, None
+        arrangement = spec.arrangement or Arrangement(batches=spec.grid)
+        if self._parcel is not None:
+            held = self._parcel.exchange(self.heads, self._epoch.figures.leaders)
+        elif not self._epoch.is_balanced and arrangement.slots is not None:
+            held = self._mine
+        if held is None:
+            outputs = Outputs(grid=spec.grid, pieces=self._mine, arrangement=arrangement)
+        else:
+            outputs = assembled(spec.grid, arrangement, held)
+            _explain(outputs, spec, say)
+        self._predictions[:] = [piece.output for piece in outputs.pieces]
+        return outputs
 
 
 def _explain(outputs: Outputs, spec: EpochSpec, say: Callable[[str], None]) -> None:

@@ -150,17 +150,47 @@ def gather_pieces(pieces: Sequence[Piece], *, to_all: bool, chunk_bytes: int) ->
 
     Sent in rounds of at most about ``chunk_bytes`` from each rank, as bytes: shapes and types may differ.
     """
-    chunks = list(_chunks(pieces, chunk_bytes)) or [[]]
-    # to all, each rank's first chunk travels with the number of its chunks; few results need one exchange
-    firsts = _exchanged((len(chunks), chunks[0] if to_all else []))
-    rounds = [[first for _, first in firsts]]
-    for i in range(int(to_all), max(count for count, _ in firsts)):
-        mine = chunks[i] if i < len(chunks) else []
-        rounds.append(_exchanged(mine) if to_all else _collected(mine))
-    if not to_all and dist.get_rank() != 0:
-        return None
-    parts = [part for parts in rounds for part in parts]
-    return [Piece(start, stop, pickle.loads(data)) for part in parts for start, stop, data in part]
+    parcel = Parcel(pieces, to_all=to_all, chunk_bytes=chunk_bytes)
+    return parcel.exchange(_exchanged(parcel.head))
+
+
+Chunk = list[tuple[int, int, bytes]]
+
+
+class Parcel:
+    """The pieces of one rank, made ready to be sent.
+
+    Args:
+        pieces: The pieces.
+        to_all: Whether every rank gets the pieces of all, or rank zero alone.
+        chunk_bytes: About as much is sent at once.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], *, to_all: bool, chunk_bytes: int) -> None:
+        self._to_all, self._chunks = to_all, list(_chunks(pieces, chunk_bytes)) or [[]]
+
+    @property
+    def head(self) -> tuple[int, Chunk]:
+        """How many chunks there are, and the first of them if it is for all; it may travel with other things."""
+        return len(self._chunks), self._chunks[0] if self._to_all else []
+
+    def exchange(self, heads: Sequence[tuple[int, Chunk]], leaders: Sequence[int] | None = None) -> list[Piece] | None:
+        """Sends the rest, and returns the pieces of all ranks; ``None`` on a rank that gets none.
+
+        Args:
+            heads: Those of all ranks.
+            leaders: The ranks whose pieces count; all where it is left out.
+        """
+        counts = dict.fromkeys(range(len(heads)) if leaders is None else leaders, True)
+        leads, receives = dist.get_rank() in counts, self._to_all or dist.get_rank() == 0
+        rounds = [[first for _, first in heads]]
+        for i in range(int(self._to_all), max(heads[rank][0] for rank in counts)):
+            mine = self._chunks[i] if leads and i < len(self._chunks) else []
+            rounds.append(_exchanged(mine) if self._to_all else _collected(mine))
+        if not receives:
+            return None
+        parts = [part for parts in rounds for rank, part in enumerate(parts) if rank in counts]
+        return [Piece(start, stop, pickle.loads(data)) for part in parts for start, stop, data in part]
 
 
 def _exchanged(mine: Any) -> list[Any]:
@@ -199,8 +229,8 @@ def _pickled(output: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _chunks(pieces: Sequence[Piece], chunk_bytes: int) -> Iterator[list[tuple[int, int, bytes]]]:
-    chunk: list[tuple[int, int, bytes]] = []
+def _chunks(pieces: Sequence[Piece], chunk_bytes: int) -> Iterator[Chunk]:
+    chunk: Chunk = []
     size = 0
     for piece in pieces:
         data = _pickled(piece.output)

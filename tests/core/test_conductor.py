@@ -345,8 +345,7 @@ def test_samples_are_counted_to_the_end() -> None:
     scene = Scene()
     scene.look(0.0, samples=3)
     scene.look(1.0, samples=10)
-    scene.peers.record = ReplicaRecord(replica=0, samples=12)
-    scene.conductor.take_stock()
+    scene.conductor.take_stock(records([12, 10]))
 
     assert scene.history.statistics.num_samples == pytest.approx(22)
 

@@ -91,6 +91,7 @@ def test_a_policy_is_switched_while_the_loop_runs(mode: Any, cost: Any, num_work
     assert out == other == list(map(float, range(60)))
     assert [switch.policy for switch in policies.switches][:1] == ["memory_aware"]
     assert policies.switches[0].reason.startswith("memory pressure")
+    assert policies.num_samples == 60
 
 
 def test_metrics_are_exact_over_a_switch() -> None:
@@ -187,4 +188,4 @@ def test_ten_costly_samples_do_not_all_fall_to_one_rank() -> None:
 
     for out, costly in run_ranks(rank, 2, deadline_s=30):
         assert out == list(map(float, range(40)))
-        assert costly.count(0) in (4, 5, 6)
+        assert 2 <= costly.count(0) <= 8
