@@ -47,6 +47,9 @@ def plain(output: Any) -> Any:
 
 
 def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    trigger_wait = getattr(tensor, "trigger_wait", None)
+    if trigger_wait is not None:  # what a collective of tensor parallelism has yet to fill
+        tensor = trigger_wait()
     tensor = tensor.detach()
     is_view = tensor.layout == torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
     if tensor.device.type != "cpu":
