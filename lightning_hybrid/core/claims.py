@@ -25,11 +25,13 @@ class Claimant(Holdings):
     """One replica's part of the queue: what it holds, and how it comes to more, on the background thread."""
 
     def turn(self) -> float:
-        """Does the one thing that is most worth doing; returns in how many seconds it wants to be called again."""
+        """Does what is most worth doing; returns in how many seconds it wants to be called again."""
+        if self._has_enough():
+            return math.inf
         self._note_left()
         if self.is_finishing:
             self._board.look()
-        elif self._follow() or self._reserve() or self._restock():
+        elif self._follow() or (self._reserve() and self._reserves_more()) or self._restock():
             return 0.0
         step_s, poll_s = self.peers.record.step_s, self._config.endgame_poll_s
         poll_s = max(poll_s if step_s is None else min(poll_s, 0.1 * step_s), 1e-3)
@@ -38,6 +40,13 @@ class Claimant(Holdings):
         if self.is_starving:
             return min(poll_s * 1.2 ** min(self._vain_looks, _SLOWEST_POLL), self._config.publish_period_s)
         return poll_s if self.is_finishing else math.inf
+
+    def _has_enough(self) -> bool:
+        """Whether there is nothing to do before the loop begins its next cell."""
+        if self.is_starving or self.is_finishing or self.peers.newest_version > self.version.number:
+            return False
+        with self._board.changed:
+            return self.ranges.num_reserved > self._ahead // 2 and self.ranges.num_unhanded > 1
 
     def open_anywhere(self) -> list[tuple[int, RangeKey, Span]]:
         """All positions that somebody has claimed and nobody reserved: owner, range and positions of each part."""
@@ -76,7 +85,7 @@ class Claimant(Holdings):
         with self._board.changed:
             owned = self.ranges.next_to_reserve()
             held, held_cost = self.ranges.num_reserved, self.ranges.cost_reserved
-        if owned is None:
+        if owned is None or held > self._ahead // 2:
             return False
         size = self._cells_to_reserve(owned, held, held_cost)
         if size and self._should_look():
@@ -88,6 +97,14 @@ class Claimant(Holdings):
         if self._ahead == 0:
             return self._reserve_what_pays()
         return self._reserve_head(owned, size)
+
+    def _reserves_more(self) -> bool:
+        """Whether more may have to be reserved at once: because the loop waits, or another range is next."""
+        if self.is_starving:
+            return True
+        with self._board.changed:
+            owned = self.ranges.next_to_reserve()
+        return owned is not None and owned.key is not None and owned.reserved == owned.key.start
 
     def _reserve_head(self, owned: OwnedRange, size: int) -> bool:
         assert owned.key is not None
@@ -134,13 +151,17 @@ class Claimant(Holdings):
 
     def _should_look(self) -> bool:
         """Whether it matters for what is reserved now what the others did since they were looked at."""
-        if self.peers.is_sampled and self.peers.clock() < self.peers.looked_s + 0.1 * self._period_s:
+        if not self.peers.is_sampled:
+            return self._ahead == 0 or self._is_near_end()
+        age_s = self.peers.clock() - self.peers.looked_s
+        if age_s < 0.1 * self._period_s:
             return False  # so many would ask too much of the store
-        return (self._ahead == 0 and not self.peers.is_sampled) or self._is_near_end()
+        return age_s > self._config.exchange_period_s(self.peers.world, left_s=self.peers.left_s) or self._is_near_end()
 
     def _is_near_end(self) -> bool:
         """Whether what is left takes so little time that a publishing period makes a difference."""
-        return self.time_left_s() < 5 * self._config.publish_period_s
+        left_s = self.peers.left_s  # of very many: as it was at the newest look
+        return (self.time_left_s() if left_s is None else left_s) < 5 * self._config.publish_period_s
 
     def _cells_to_reserve(self, owned: OwnedRange, held: int, held_cost: float) -> int:
         """How many cells to reserve now that ``held`` wait; near the end none before the loop asks."""
@@ -165,13 +186,20 @@ class Claimant(Holdings):
             return 0
         mine, everyone = self.peers.my_speed_and_all()
         time_left_s = self.unreserved_cost() / everyone
-        held_s = min(self._config.reserve_frac * time_left_s, self._config.reserve_ahead_s)
+        held_s = min(self._config.reserve_frac * time_left_s, self._reserve_ahead_s())
         more = version.num_within(owned.reserved, owned.stop, held_s * mine - held_cost)
         next_s = version.cost(owned.reserved, owned.reserved + 1) / mine
         running_s = max(step_s, self._running_cost / mine)
         if more == 0 and held_cost == 0 and held_s > 0 and time_left_s >= running_s + next_s:
             more = 1  # it would surely end before all is done, behind a whole step that runs now
         return min(more, version.num_fitting(self.me, owned.reserved, owned.stop))
+
+    def _reserve_ahead_s(self) -> float:
+        """Most seconds of work out of thieves' reach; of very many replicas none hears of a change any sooner."""
+        ahead_s, peers = self._config.reserve_ahead_s, self.peers
+        if not peers.is_sampled:
+            return ahead_s
+        return max(ahead_s, self._config.exchange_period_s(peers.world, peers.record.step_s, peers.left_s))
 
     def _pays(self, owned: OwnedRange, position: int) -> bool:
         """Whether this replica, free now, should run a cell, and not leave it to others who would end it sooner."""
@@ -187,7 +215,7 @@ class Claimant(Holdings):
         """Claims or steals when the loader is about to run out; whether anything was won."""
         with self._board.changed:
             unhanded, unbegun = self.ranges.num_unhanded, self.ranges.num_unbegun
-        if unhanded > 1 and not self.is_starving:
+        if not self.is_starving and (unhanded > 1 or self._claims_one_by_one()):
             return False
         if self.queue.unclaimed and self._claim():
             return True
@@ -196,6 +224,12 @@ class Claimant(Holdings):
             self._vain_looks = 0 if has_won else self._vain_looks + 1
             return has_won or self._sweep()
         return False
+
+    def _claims_one_by_one(self) -> bool:
+        """Whether cells are only claimed when the loop waits for one: until it is known who is fast."""
+        if self.peers.record.step_s is None or not self.queue.unclaimed:
+            return False
+        return not (self.version.is_uniform or self.peers.knows_all_speeds())
 
     def _claim(self) -> bool:
         """Claims from the end that the version gives this replica, or else from the other one."""
@@ -223,6 +257,8 @@ class Claimant(Holdings):
         cost = self._config.claim_frac * version.cost(*free) * mine / everyone
         if from_tail != (version.ends[self.me] == "tail"):
             cost = min(cost, mine * self._config.publish_period_s)  # soon its own end may have something for it again
+        if not version.is_uniform:  # or what is heavy waits behind what is heavy
+            cost = min(cost, self._cost_surely_in_time())
         most = version.max_claim_costs[self.me]
         size = version.num_within(*free, cost if most is None else min(cost, most), from_tail=from_tail)
         size = min(size, version.num_fitting(self.me, *free, from_tail=from_tail))
@@ -231,14 +267,17 @@ class Claimant(Holdings):
     def _one_if_it_pays(self, version: QueueVersion, position: int) -> int:
         if version.is_uniform:
             return int(version.fits(self.me, position))
-        if self._ends_in_time(version, position, self._backlog()):
+        if self._surely_ends_in_time(version, position):
             return 1
         return int(self.is_starving and self._ends_first(version, position))
 
     def _first_claim_size(self, version: QueueVersion, *, from_tail: bool) -> int:
-        """While it is not known who is fast, and whose memory is short: one light cell at a time."""
-        wants_one = self.is_starving or self.peers.record.step_s is None
-        return int(from_tail and wants_one and version.fits(self.me, self.queue.free.stop - 1))
+        """While it is not known who is fast, and whose memory is short: light cells, one or a tenth of a period's."""
+        if not from_tail:
+            return 0
+        free, mine = self.queue.free, self.peers.my_speed_and_all()[0]
+        size = version.num_within(*free, 0.1 * self._period_s * mine, from_tail=True) if self.peers.is_sampled else 1
+        return min(max(1, size), version.num_fitting(self.me, *free, from_tail=True))
 
     def _own(self, won: RangeKey | None, *, is_stolen: bool = False) -> bool:
         if won is None:
@@ -298,7 +337,7 @@ class Claimant(Holdings):
 
     def _loot(self, owners: Sequence[int] | None = None) -> list[tuple[int, RangeKey, Span]]:
         """What others, or some of them, have claimed and not reserved: owner, range, and the positions."""
-        newest = self.peers.newest
+        newest = self.peers.newest()
         owned = [
             (r, item)
             for r, peer in (newest.items() if owners is None else ((r, newest[r]) for r in owners))
@@ -326,7 +365,7 @@ class Claimant(Holdings):
         running_s = 0.0 if self.is_starving else 0.5 * max(self.peers.record.step_s or 0.0, self._running_cost / mine)
         last = version.cost(free.stop - 1, free.stop)
         fitting = version.num_fitting(self.me, *free, from_tail=True)
-        if not fitting or running_s + (self._backlog() + last) / mine >= victim_ends_s:
+        if not fitting or running_s + (self._unbegun_cost() + last) / mine >= victim_ends_s:
             return 0
         share = left if math.isinf(left) else left * mine / (mine + theirs)
         return max(1, min(fitting, version.num_within(*free, share / 2, from_tail=True)))

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lightning_hybrid.core.config import HybridConfig
-from lightning_hybrid.core.peers import Peers, speed_of
+from lightning_hybrid.core.others import speed_of
+from lightning_hybrid.core.peers import Peers
 from lightning_hybrid.core.planner import FALLBACK
 from lightning_hybrid.core.policies import Policy, policy_named
 from lightning_hybrid.core.pressures import Pressures, load_imbalance, memory_pressure, performance_pressure, score_of

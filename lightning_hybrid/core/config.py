@@ -120,8 +120,9 @@ class HybridConfig:
     claim_deadline_s: float = 1800.0
     """Longest wait during which no replica finishes a step; as long as a process group of torch waits by default."""
     lease_s: float | None = None
-    """Claims of a replica whose progress stands still this long are taken over; ``None``: never. It must be longer than
-    the longest step, or a living replica is taken for dead and its cell run twice."""
+    """A replica whose progress stands still this long is taken for dead, and its claims are taken over when as long
+    again nobody else has spoken of them; ``None``: never. It must be longer than the longest step, or a living replica
+    is taken for dead and its cell run twice."""
 
     speed_window_steps: int = 5
     """Steps whose median is the current speed."""

@@ -26,6 +26,10 @@ from lightning_hybrid.core.workqueue import CellQueue, Keys, Span
 
 _VAIN_LOOKS = 4
 """Looks at samples of very many replicas, without anything worth stealing, after which a replica stops."""
+_KEPT_VERSIONS = 8
+"""Newest plan versions whose order is kept, for stealing from replicas that follow late."""
+_SURE_ERRORS = 3.0
+"""Standard errors that the time to the end, where it is estimated from a sample, may be off."""
 
 
 class Lock(Protocol):
@@ -121,10 +125,11 @@ class Holdings:
         self._done: list[Span] = []
         self._sweeper = None if config.lease_s is None else self._new_sweeper(config.lease_s, first, dealt)
         self._has_declined = False
-        self._running_cost = 0.0
+        self._running_cost, self._begun_s = 0.0, 0.0
         self._ahead = self._vain_looks = 0
-        self._left, self._left_at_look = (float(self.total), self.total_cost), 0
         self._period_s = config.exchange_period_s(board.view.world)
+        self._left, self._left_at_look = (float(self.total), self.total_cost), 0
+        self._left_since_s = board.view.looked_s - 0.5 * self._period_s
 
     # --- on the loop's thread -----------------------------------------------------------------------------------
 
@@ -214,7 +219,7 @@ class Holdings:
 
     def _begin(self, owned: OwnedRange, position: int) -> bool:
         owned.begun = position + 1
-        self._running_cost = owned.cost(position, position + 1)
+        self._running_cost, self._begun_s = owned.cost(position, position + 1), self.peers.clock()
         if self._sweeper is not None:
             self._running.add(owned.cell_at(position))
         return owned.reserved - owned.begun <= self._ahead // 2
@@ -224,15 +229,13 @@ class Holdings:
     def unreserved_anywhere(self) -> int:
         """Cells that no replica has reserved, as far as this one knows."""
         if self.peers.is_sampled:
-            at_hand = self.queue.unclaimed + self.ranges.num_unreserved
-            return max(at_hand, round(self._left[0] * self._left_frac()))
+            return max(self.ranges.num_unreserved, round(self._left[0] * self._left_frac()))
         return max(0, self.total - self.reserved - self.peers.reserved_by_others()[0])
 
     def unreserved_cost(self) -> float:
         """What they cost."""
         if self.peers.is_sampled:
-            at_hand = self.version.cost(*self.queue.free) + self.ranges.cost_unreserved
-            return max(at_hand, self._left[1] * self._left_frac())
+            return max(self.ranges.cost_unreserved, self._left[1] * self._left_frac())
         return max(0.0, self.total_cost - self.reserved_cost - self.peers.reserved_by_others()[1])
 
     def _note_left(self) -> None:
@@ -246,14 +249,17 @@ class Holdings:
             self.queue.unclaimed + self.ranges.num_unreserved + cells,
             self.version.cost(*self.queue.free) + self.ranges.cost_unreserved + cost,
         )
-        self.peers.left_s = self._left[1] / self.peers.my_speed_and_all()[1]
+        peers = self.peers
+        left_s = self._left[1] / peers.my_speed_and_all()[1]
+        self._left_since_s = peers.looked_s - 0.5 * self._config.exchange_period_s(peers.world, left_s=left_s)
+        peers.left_s = left_s if peers.knows_all_speeds() else None
 
     def _left_frac(self) -> float:
         """How much of that is left now, if all have gone on since they published it."""
-        peers = self.peers
-        age_s = peers.clock() - peers.looked_s + 0.5 * self._config.exchange_period_s(peers.world, left_s=peers.left_s)
-        done = peers.my_speed_and_all()[1] * age_s
-        return max(0.0, 1.0 - done / self._left[1]) if self._left[1] > 0 else 0.0
+        if self._left[1] <= 0:
+            return 0.0
+        age_s = self.peers.clock() - self._left_since_s
+        return max(0.0, 1.0 - self.peers.my_speed_and_all()[1] * age_s / self._left[1])
 
     def time_left_s(self) -> float:
         """Seconds that all replicas need for what nobody has reserved."""
@@ -264,12 +270,18 @@ class Holdings:
         share = version.share_key(self.me)
         with self._board.changed:
             self.versions[version.number] = self.version = version
+            self._forget_old_versions()
             self._vain_looks = 0
             self.queue = CellQueue(self._keys, self.me, version.num_to_claim, version.number)
             self._has_declined = False
             if share is not None:
                 self.ranges.add(share, version)
             self._board.changed.notify_all()
+
+    def _forget_old_versions(self) -> None:
+        """Keeps those that own ranges come from, and the newest; by older ones nobody steals."""
+        in_use = self.ranges.versions() | set(sorted(self.versions)[-_KEPT_VERSIONS:])
+        self.versions = {number: version for number, version in self.versions.items() if number in in_use}
 
     # --- what pays ---------------------------------------------------------------------------------------------------
 
@@ -282,13 +294,22 @@ class Holdings:
         steps_s, busy_s = np.append(mine, peers.steps_s_of_others()), np.append(0.0, peers.busy_s_of_others())
         return not workqueue.declines(0, self.unreserved_anywhere(), steps_s, busy_s)
 
-    def _ends_in_time(self, version: QueueVersion, position: int, backlog: float = 0.0) -> bool:
-        """Whether a cell, behind ``backlog``, would end here before all that is left could be done."""
-        if not version.fits(self.me, position):
-            return False
+    def _ends_in_time(self, version: QueueVersion, position: int) -> bool:
+        """Whether a cell that is begun now would end here before all that is left could be done."""
+        return version.fits(self.me, position) and version.cost(position, position + 1) <= self._cost_in_time()
+
+    def _surely_ends_in_time(self, version: QueueVersion, position: int) -> bool:
+        """The same of a cell that waits behind all that is held, whatever the estimates are off."""
+        return version.fits(self.me, position) and version.cost(position, position + 1) <= self._cost_surely_in_time()
+
+    def _cost_in_time(self) -> float:
+        """What this replica could do before all that is left could be done."""
         mine, everyone = self.peers.my_speed_and_all()
-        end_s = (backlog + version.cost(position, position + 1)) / mine
-        return end_s <= (self.unreserved_cost() + self.peers.running_cost_of_others()) / everyone
+        return mine * (self.unreserved_cost() + self.peers.running_cost_of_others()) / everyone
+
+    def _cost_surely_in_time(self) -> float:
+        """The same behind all that is held, whatever the estimates are off."""
+        return self._cost_in_time() / (1.0 + _SURE_ERRORS * self.peers.speed_error_frac) - self._held_cost()
 
     def _ends_first(self, version: QueueVersion, position: int) -> bool:
         """Whether no other replica, free as soon as it can be, would end a cell earlier than this one, free now."""
@@ -300,9 +321,16 @@ class Holdings:
         ends_s = peers.busy_s_of_others()[can] + cost / speeds[can]
         return bool((cost / peers.my_speed_and_all()[0] <= ends_s).all())
 
-    def _backlog(self) -> float:
+    def _unbegun_cost(self) -> float:
+        """What was claimed and not begun."""
         with self._board.changed:
             return self.ranges.cost_unbegun
+
+    def _held_cost(self) -> float:
+        """The same with what is yet to be done of the present cell."""
+        done = self.peers.my_speed_and_all()[0] * (self.peers.clock() - self._begun_s)
+        running = 0.0 if self.is_starving else max(0.0, self._running_cost - done)
+        return running + self._unbegun_cost()
 
     def _new_sweeper(self, lease_s: float, first: QueueVersion, dealt: Sequence[int]) -> Sweeper:
         self._running.update(dealt[self.me :: self.peers.world])

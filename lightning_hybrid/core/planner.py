@@ -16,7 +16,7 @@ from lightning_hybrid.core.claims import Claimant
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
 from lightning_hybrid.core.holdings import Board
-from lightning_hybrid.core.peers import speed_of
+from lightning_hybrid.core.others import speed_of
 from lightning_hybrid.core.policies import MemoryBounds, Policy, ReplicaView, bounded, policy_named
 from lightning_hybrid.core.pressures import score_of
 from lightning_hybrid.core.selector import OFF

@@ -79,7 +79,14 @@ class OwnRanges:
         """The range that the loop comes to next of those that may hold unreserved cells."""
         while self._ranges and self._ranges[0].begun >= self._ranges[0].handed >= self._ranges[0].stop:
             self._ranges.popleft()
-        return next((item for item in self._ranges if item.is_open), None)
+        for item in self._ranges:
+            if item.key is not None and item.reserved < item.stop:
+                return item
+        return None
+
+    def versions(self) -> set[int]:
+        """Numbers of the plan versions that the ranges come from."""
+        return {item.version.number for item in self._ranges if item.version is not None}
 
     def open(self) -> list[OwnedRange]:
         """The ranges that may hold cells to steal."""
@@ -93,15 +100,23 @@ class OwnRanges:
                 append_cell(spans, item.cell_at(position))
         return spans
 
+    # plain loops: these are asked several times per step
+
     @property
     def num_reserved(self) -> int:
         """Cells that are reserved and have not begun."""
-        return sum(max(0, item.reserved - item.begun) for item in self._ranges)
+        num = 0
+        for item in self._ranges:
+            num += item.reserved - item.begun if item.reserved > item.begun else 0
+        return num
 
     @property
     def cost_reserved(self) -> float:
         """What they cost."""
-        return sum(item.cost(item.begun, item.reserved) for item in self._ranges)
+        cost = 0.0
+        for item in self._ranges:
+            cost += item.cost(item.begun, item.reserved)
+        return cost
 
     @property
     def cost_unbegun(self) -> float:
@@ -111,12 +126,18 @@ class OwnRanges:
     @property
     def num_unreserved(self) -> int:
         """Cells that are neither reserved nor known to be stolen."""
-        return sum(max(0, item.stop - item.reserved) for item in self._ranges)
+        num = 0
+        for item in self._ranges:
+            num += item.stop - item.reserved if item.stop > item.reserved else 0
+        return num
 
     @property
     def cost_unreserved(self) -> float:
         """What they cost."""
-        return sum(item.cost(item.reserved, item.stop) for item in self._ranges)
+        cost = 0.0
+        for item in self._ranges:
+            cost += item.cost(item.reserved, item.stop)
+        return cost
 
     @property
     def num_unhanded(self) -> int:

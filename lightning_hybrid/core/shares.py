@@ -11,6 +11,10 @@ from lightning_hybrid.core.cost import Costs, FloatArray
 
 _SINGLE_CELLS = 2048
 """Heaviest and lightest cells that are placed one by one; what lies between is placed in bulk."""
+_CELLS_PER_ROUND = 4
+"""Cells of each replica, on average, in one round of dealing."""
+_CELLS_PER_DEAL = 32
+"""Cells of each replica below which the rest is placed one by one."""
 
 
 def earliest_completion(
@@ -34,7 +38,7 @@ def earliest_completion(
     """
     owner = np.empty(len(cells), dtype=np.int64)
     ends_s, pace = np.asarray(free_s, dtype=np.float64).copy(), 1.0 / np.asarray(speeds, dtype=np.float64)
-    num_single = min(len(cells), max(_SINGLE_CELLS, 8 * len(pace)))
+    num_single = min(len(cells), max(_SINGLE_CELLS, _CELLS_PER_DEAL * len(pace)))
     head = min(num_single, len(cells))
     tail = max(head, len(cells) - num_single)
     fits = _Fits(cells.memory, bounds)
@@ -90,20 +94,27 @@ def _place_in_bulk(
     owner: npt.NDArray[np.int64],
 ) -> None:
     """Deals out cells like cards, in proportion to what each replica can take until all are done at the same time."""
-    if start >= stop:
-        return
     free = fits.fits_all(start, stop)
     _place_singly(np.flatnonzero(~free) + start, costs, pace, ends_s, fits, owner)
     bulk = np.flatnonzero(free) + start
-    if len(bulk) == 0:
-        return
-    room = _room(float(costs[bulk].sum()), pace, ends_s)
-    # every replica gets cells from everywhere in the order: each cell falls to where the cumulated cost points
+    # the lighter half is dealt out when it is known how far off the heavier one is
+    while len(bulk) > _CELLS_PER_DEAL * len(pace) and costs[bulk[0]] > 0:
+        half, bulk = np.array_split(bulk, 2)
+        owner[half] = _dealt(costs[half], _room(float(costs[half].sum()), pace, ends_s))
+        ends_s += np.bincount(owner[half], weights=costs[half], minlength=len(pace)) * pace
+    _place_singly(bulk, costs, pace, ends_s, fits, owner)
+
+
+def _dealt(costs: FloatArray, room: FloatArray) -> npt.NDArray[np.int64]:
+    """Who takes each cell, so that everyone fills its room with cells from everywhere in the order."""
+    total = float(costs.sum())
+    if total <= 0:
+        return np.arange(len(costs), dtype=np.int64) % len(room)
+    # in rounds: a cell falls to where the cumulated cost points
     edges = np.cumsum(room) / room.sum()
-    rounds = max(1, len(bulk) // (4 * len(pace)))
-    place = (np.cumsum(costs[bulk]) - 0.5 * costs[bulk]) / float(costs[bulk].sum()) * rounds % 1.0
-    owner[bulk] = np.minimum(np.searchsorted(edges, place, side="right"), len(pace) - 1)
-    ends_s += np.bincount(owner[bulk], weights=costs[bulk], minlength=len(pace)) * pace
+    rounds = max(1, len(costs) // (_CELLS_PER_ROUND * len(room)))
+    place = (np.cumsum(costs) - 0.5 * costs) / total * rounds % 1.0
+    return np.minimum(np.searchsorted(edges, place, side="right"), len(room) - 1)
 
 
 def _room(total: float, pace: FloatArray, ends_s: FloatArray) -> FloatArray:

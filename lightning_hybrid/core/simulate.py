@@ -20,7 +20,8 @@ from lightning_hybrid.core.claims import Claimant
 from lightning_hybrid.core.conductor import Conductor
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
-from lightning_hybrid.core.peers import ROW_LEN, Peers, row_of
+from lightning_hybrid.core.others import FINISHED, ROW_LEN, row_of
+from lightning_hybrid.core.peers import Peers
 from lightning_hybrid.core.planner import QueuePlanner
 from lightning_hybrid.core.policies import MemoryBounds, NoMemoryBounds, policy_named
 from lightning_hybrid.core.published import Published
@@ -117,7 +118,7 @@ class SimulatedRun:
     @property
     def over_bound(self) -> float:
         """Makespan over the bound."""
-        return self.makespan_s / self.bound_s
+        return self.makespan_s / self.bound_s if self.steps else 1.0
 
     @property
     def exactly_once_violations(self) -> int:
@@ -137,6 +138,8 @@ class SimulatedRun:
     @property
     def idle_frac(self) -> float:
         """Share of the replicas' time in which they did not work, 0..1."""
+        if not self.steps:
+            return 0.0
         return 1.0 - float(self.busy_s.sum()) / (len(self.workload.traces) * self.makespan_s)
 
 
@@ -224,15 +227,18 @@ class _Replica:
 
     def look(self) -> None:
         """Reads what the others published."""
-        simulation = self.simulation
+        simulation, looked_at = self.simulation, self.view.to_look_at()
         simulation.keys.requests += 1
-        published, rows, looked_at = simulation.published, None, self.view.to_look_at()
-        if self.view.is_sampled:
-            rows = simulation.rows[looked_at]
-            spoken = ~np.isnan(rows[:, -1])
-            if not spoken.all():
-                rows, looked_at = rows[spoken], [r for r in looked_at if r in published]
-        self.view.take_in({r: published.get(r) for r in looked_at}, simulation.newest_version(), rows)
+        version = simulation.newest_version()
+        if not self.view.is_sampled:
+            self.view.take_in({r: simulation.published.get(r) for r in looked_at}, version)
+            return
+        rows, words = simulation.rows[looked_at], simulation.words[looked_at]
+        if len(simulation.published) < self.view.world:
+            spoken = ~np.isnan(rows[:, FINISHED])
+            rows, words = rows[spoken], words[spoken]
+            looked_at = [r for r in looked_at if r in simulation.published]
+        self.view.take_in_sample(looked_at, words.tolist(), rows, version)
 
     def publish(self) -> None:
         """Publishes what this replica knows of itself."""
@@ -241,6 +247,7 @@ class _Replica:
         self.simulation.published[self.me] = published
         if self.view.is_sampled:
             self.simulation.rows[self.me] = row_of(published)
+            self.simulation.words[self.me] = published
 
     def refresh(self) -> ReplicaRecord:
         """The newest record, with what was measured."""
@@ -325,6 +332,7 @@ class Simulation:
         self._version: tuple[bytes, QueueVersion] | None = None
         self.published: dict[int, Published] = {}
         self.rows = np.full((len(workload.traces), ROW_LEN), math.nan)
+        self.words = np.full(len(workload.traces), None, dtype=object)
         self._events: list[tuple[float, int, Callable[..., None], _Replica, Any]] = []
         self._serial = 0
         self._steps: list[SimulatedStep] = []
@@ -470,7 +478,7 @@ class Simulation:
     def _turn(self, replica: _Replica) -> None:
         """The background thread does one thing, which takes as long as its requests."""
         claimant = replica.claimant
-        if self.now_s < replica.wake_s or claimant.is_finishing:
+        if self.now_s < replica.wake_s or claimant.is_finishing or self._is_dead(replica):
             return
         replica.wake_s = math.inf
         replica.refresh()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-
-from lightning_hybrid.core.cost import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,24 +175,28 @@ def _variable_frac(steps: Sequence[Step], usual: float) -> float:
     With times ``T * (1 + share * x)``, ``x = cost / usual - 1``, the relative difference ``r`` of two times gives
     ``r = share * (dx - r * mean x)``, whatever ``T`` is. Least absolute errors: a weighted median of the ratios.
     """
-    if all(cost == steps[0][0] for cost, _ in steps):
+    first_cost = steps[0][0]
+    if all(cost == first_cost for cost, _ in steps):
         return 1.0
-    num = len(steps)
-    costs, times_s = np.array(steps).T
-    x = costs / usual - 1.0
-    earlier = np.concatenate((np.arange(num - 1), np.arange(num - num // 2)))
-    later = np.concatenate((np.arange(1, num), np.arange(num // 2, num)))  # half the history later: costs may be sorted
-    r = 2.0 * (times_s[later] - times_s[earlier]) / (times_s[later] + times_s[earlier])
-    z = x[later] - x[earlier] - r * 0.5 * (x[later] + x[earlier])
-    tells = (costs[later] != costs[earlier]) & (z != 0.0)
-    ratios = np.append(r[tells] / z[tells], 1.0)
-    return float(np.clip(_weighted_median(ratios, np.append(np.abs(z[tells]), _STEADY_WEIGHT)), 0.0, 1.0))
+    # plain numbers: of so few steps numpy would take longer
+    half = len(steps) // 2  # half the history later: costs may be sorted
+    ratios = [(1.0, _STEADY_WEIGHT)]
+    for (cost, time_s), (later_cost, later_s) in (*itertools.pairwise(steps), *zip(steps, steps[half:], strict=False)):
+        if cost == later_cost:
+            continue
+        x, later_x = cost / usual - 1.0, later_cost / usual - 1.0
+        r = 2.0 * (later_s - time_s) / (later_s + time_s)
+        z = later_x - x - r * 0.5 * (later_x + x)
+        if z:
+            ratios.append((r / z, abs(z)))
+    return min(1.0, max(0.0, _weighted_median(ratios)))
 
 
-def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
-    order = np.argsort(values)
-    below = np.cumsum(weights[order])
-    return float(values[order[np.searchsorted(below, 0.5 * below[-1])]])
+def _weighted_median(weighted: list[tuple[float, float]]) -> float:
+    """The smallest of the values, given with their weights, up to which half of all weight lies."""
+    weighted.sort()
+    sums = list(itertools.accumulate(weight for _, weight in weighted))
+    return weighted[bisect.bisect_left(sums, 0.5 * sums[-1])][0]
 
 
 def _level(times_s: list[float], window_steps: int, noise_frac: float | None) -> tuple[float, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ class SpeedTrace:
     """Speed ``speeds[i]`` holds from ``starts_s[i]`` (the first is 0) to the next start; 0 is a device that stands.
 
     Raises:
-        ValueError: a speed is negative or not finite, or the starts do not rise from 0.
+        ValueError: a speed or a start is not a finite number, a speed is negative, or the starts do not rise from 0.
     """
 
     starts_s: tuple[float, ...]
@@ -24,7 +25,8 @@ class SpeedTrace:
     def __post_init__(self) -> None:
         if len(self.starts_s) != len(self.speeds) or not self.speeds:
             raise ValueError(f"a trace needs one speed per start, got {len(self.speeds)} and {len(self.starts_s)}")
-        if self.starts_s[0] != 0 or any(b <= a for a, b in zip(self.starts_s, self.starts_s[1:], strict=False)):
+        rises = all(a < b < math.inf for a, b in itertools.pairwise(self.starts_s))
+        if self.starts_s[0] != 0 or not rises:
             raise ValueError(f"starts_s must rise from 0, got {list(self.starts_s)}")
         for i, speed in enumerate(self.speeds):
             if not (math.isfinite(speed) and speed >= 0):
@@ -48,14 +50,18 @@ class SpeedTrace:
     @classmethod
     def drift(cls, speed: float, last: float, duration_s: float, *, steps: int = 20) -> SpeedTrace:
         """From ``speed`` to ``last`` in equal steps within ``duration_s``, ``last`` from there on."""
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps!r}")
         return cls(
             tuple(duration_s * i / steps for i in range(steps + 1)),
-            tuple(speed + (last - speed) * i / steps for i in range(steps + 1)),
+            (*(speed + (last - speed) * i / steps for i in range(steps)), last),
         )
 
     @classmethod
     def periodic(cls, speed: float, other: float, period_s: float, until_s: float) -> SpeedTrace:
         """``speed`` and ``other`` for half a period each, until ``until_s``; ``speed`` from there on."""
+        if not 0 < period_s < math.inf:
+            raise ValueError(f"period_s must be positive and finite, got {period_s!r}")
         num = 2 * max(1, math.ceil(until_s / period_s))
         starts = tuple(i * period_s / 2 for i in range(num + 1))
         return cls(starts, (*tuple(other if i % 2 else speed for i in range(num)), speed))
@@ -101,7 +107,9 @@ def lower_bound_s(costs: Sequence[float] | np.ndarray, traces: Sequence[SpeedTra
         speeds = np.sort([trace.speeds[0] for trace in traces])[::-1]
         largest = np.cumsum(array[: len(speeds)])
         fastest = np.cumsum(speeds)[: len(largest)]
-        return float(max(array.sum() / speeds.sum(), (largest / fastest).max() if len(largest) else 0.0))
+        if not len(array) or not len(speeds) or speeds[0] == 0:
+            return math.inf if len(array) else 0.0
+        return float(max(array.sum() / speeds.sum(), (largest / fastest).max()))
     return _time_of_total(float(array.sum()), traces)
 
 

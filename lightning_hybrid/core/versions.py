@@ -6,9 +6,11 @@ told; a later one is made of what was left of the one before, by the replica tha
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import zlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -45,11 +47,12 @@ class QueueVersion:
     memory_bounds: tuple[float | None, ...]
     shares: tuple[Span, ...] | None = None
     is_dealt: bool = False
-    prefix: FloatArray = field(init=False)
+    _sums: array[float] = field(init=False, repr=False)
+    """Cost of all positions before each; looked up one by one, for which numpy is slow."""
 
     def __post_init__(self) -> None:
         prefix = np.concatenate(([0.0], np.cumsum(self.costs.compute)))
-        object.__setattr__(self, "prefix", prefix)
+        object.__setattr__(self, "_sums", array("d", prefix))
 
     @classmethod
     def proposed(
@@ -131,20 +134,19 @@ class QueueVersion:
     @property
     def mean_cost(self) -> float:
         """Compute cost of a mean cell."""
-        return float(self.prefix[-1]) / len(self.cells) if len(self.cells) else 1.0
+        return self._sums[-1] / len(self.cells) if len(self.cells) else 1.0
 
     def cost(self, start: int, stop: int) -> float:
         """Compute cost of the positions ``start`` to ``stop``."""
-        return float(self.prefix[stop] - self.prefix[start])
+        return self._sums[stop] - self._sums[start]
 
     def num_within(self, start: int, stop: int, cost: float, *, from_tail: bool = False) -> int:
         """How many positions from one end of ``start`` to ``stop`` cost at most ``cost`` together."""
-        slack = _SLACK * float(self.prefix[-1])
+        sums = self._sums
+        slack = _SLACK * sums[-1]
         if from_tail:
-            first = int(np.searchsorted(self.prefix, self.prefix[stop] - cost - slack, side="left"))
-            return stop - min(stop, max(start, first))
-        behind = int(np.searchsorted(self.prefix, self.prefix[start] + cost + slack, side="right")) - 1
-        return min(stop, max(start, behind)) - start
+            return stop - bisect.bisect_left(sums, sums[stop] - cost - slack, start, stop)
+        return max(start, bisect.bisect_right(sums, sums[start] + cost + slack, start, stop + 1) - 1) - start
 
     def fits(self, replica: int, position: int) -> bool:
         """Whether the memory of ``replica`` is enough for the cell at ``position``, as far as is known."""

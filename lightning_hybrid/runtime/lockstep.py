@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import PlanError
 from lightning_hybrid.core.load import fill_speeds
+from lightning_hybrid.core.others import speed_of
 from lightning_hybrid.core.partition import last_round_sizes, round_sizes
-from lightning_hybrid.core.peers import speed_of
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.selector import OFF
 from lightning_hybrid.core.state import Mode, ReplicaRecord

@@ -315,7 +315,22 @@ def test_sums_over_a_sample_are_scaled_to_all_that_run() -> None:
     peers.take_in({r: said(r, {"finished": True, "cost_speed_per_s": 2.0}) for r in range(50, 60)})
     peers.take_in({r: at_speed(r, 2.0, unreserved=3, unreserved_cost=1.5) for r in range(1, 5)})
     assert peers.unreserved_by_others() == (270, 135.0)
-    assert peers.my_speed_and_all() == (4.0, pytest.approx((4.0 + 4 * 2.0) * 91 / 5))
+    num = 4 + 0.75**2 * 4  # the sample before last still tells something of the mean speed
+    assert peers.my_speed_and_all() == (4.0, pytest.approx((4.0 + num * 2.0) * 91 / (1 + num)))
+
+
+def test_the_mean_speed_of_many_is_known_the_better_the_more_looks_there_were() -> None:
+    peers = peers_of(1000, look_replicas=10)
+    peers.record = ReplicaRecord(replica=0, cost_speed_per_s=1.0)
+    assert peers.speed_error_frac == math.inf
+
+    errors = []
+    for start in (1, 11, 21, 31):
+        peers.take_in({r: at_speed(r, 1.0 + r % 2) for r in range(start, start + 10)})
+        errors.append(peers.speed_error_frac)
+    assert errors[0] == pytest.approx(0.5 / 1.5 / math.sqrt(10))
+    assert sorted(errors, reverse=True) == errors
+    assert peers_of(10).speed_error_frac == 0.0
 
 
 @pytest.mark.parametrize(("num_measured", "known"), [(2, False), (5, True), (9, True)])
@@ -334,7 +349,7 @@ def test_decisions_rest_on_the_newest_sample() -> None:
     peers.take_in({2: at_speed(2, 7.0), 3: None})
 
     assert peers.others == [2]
-    assert sorted(peers.newest) == [2]
+    assert sorted(peers.newest()) == [2]
     assert sorted(peers.published) == [1, 2]
 
 
@@ -343,7 +358,8 @@ def test_who_need_not_sum_up_the_run_forgets_older_samples() -> None:
     peers.take_in({1: at_speed(1, 5.0)})
     peers.take_in({2: at_speed(2, 7.0)})
 
-    assert sorted(peers.published) == [2]
+    assert sorted(peers.newest()) == [2]
+    assert peers.published == {}
     assert peers.busy_s(1) == math.inf
 
 
