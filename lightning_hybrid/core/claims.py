@@ -267,9 +267,10 @@ class Claimant(Holdings):
     def _one_if_it_pays(self, version: QueueVersion, position: int) -> int:
         if version.is_uniform:
             return int(version.fits(self.me, position))
-        if self._surely_ends_in_time(version, position):
-            return 1
-        return int(self.is_starving and self._ends_first(version, position))
+        # what is too heavy for anyone to end in time must be begun at once, by who is fastest
+        return int(
+            self._surely_ends_in_time(version, position) or self._ends_first(version, position, self._held_cost())
+        )
 
     def _first_claim_size(self, version: QueueVersion, *, from_tail: bool) -> int:
         """While it is not known who is fast, and whose memory is short: light cells, one or a tenth of a period's."""

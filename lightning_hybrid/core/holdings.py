@@ -311,15 +311,15 @@ class Holdings:
         """The same behind all that is held, whatever the estimates are off."""
         return self._cost_in_time() / (1.0 + _SURE_ERRORS * self.peers.speed_error_frac) - self._held_cost()
 
-    def _ends_first(self, version: QueueVersion, position: int) -> bool:
-        """Whether no other replica, free as soon as it can be, would end a cell earlier than this one, free now."""
+    def _ends_first(self, version: QueueVersion, position: int, held: float = 0.0) -> bool:
+        """Whether no other replica, as soon as it is free, would end a cell earlier than this one behind ``held``."""
         if not version.fits(self.me, position):
             return False
         peers, cost = self.peers, version.cost(position, position + 1)
         speeds = peers.speeds_of_others()
         can = (speeds > 0) & version.fits_each(position)[peers.others]
         ends_s = peers.busy_s_of_others()[can] + cost / speeds[can]
-        return bool((cost / peers.my_speed_and_all()[0] <= ends_s).all())
+        return bool(((held + cost) / peers.my_speed_and_all()[0] <= ends_s).all())
 
     def _unbegun_cost(self) -> float:
         """What was claimed and not begun."""

@@ -47,7 +47,8 @@ class Others:
     def __init__(self, replicas: list[int], rows: FloatArray) -> None:
         self.replicas, self._rows = replicas, rows
         self.num_known = len(replicas)
-        self.speed = float(np.add.reduce(rows[:, _SPEED]))
+        self._sums: list[float] = np.add.reduce(rows, axis=0).tolist()
+        self.speed = self._sums[_SPEED]
         """Cost units per second of all together; of those that are measured."""
         self.num_unmeasured = 0
         if math.isnan(self.speed):
@@ -68,18 +69,27 @@ class Others:
     @cached_property
     def speed_error_frac(self) -> float:
         """Standard error of the mean speed, over that speed, if these are a sample of many."""
-        mean = self.speed / max(1, self.num_known)
-        return float(self.speeds.std()) / mean / math.sqrt(self.num_known) if mean > 0 else math.inf
+        if self.speed <= 0:
+            return math.inf
+        num, speeds = self.num_known, self.speeds
+        variance = max(0.0, float(speeds @ speeds) / num - (self.speed / num) ** 2)
+        error: float = math.sqrt(variance * num) / self.speed
+        return error
 
-    @cached_property
+    @property
+    def num_finished(self) -> int:
+        """How many run nothing any more."""
+        return int(self._sums[FINISHED])
+
+    @property
     def reserved(self) -> tuple[int, float]:
         """Cells reserved so far, and their cost."""
-        return int(self._rows[:, _RESERVED].sum()), float(self._rows[:, _RESERVED_COST].sum())
+        return int(self._sums[_RESERVED]), self._sums[_RESERVED_COST]
 
-    @cached_property
+    @property
     def unreserved(self) -> tuple[int, float]:
         """Cells claimed and not reserved, and their cost."""
-        return int(self._rows[:, _UNRESERVED].sum()), float(self.unreserved_costs.sum())
+        return int(self._sums[_UNRESERVED]), self._sums[_UNRESERVED_COST]
 
     @property
     def unreserved_costs(self) -> FloatArray:
@@ -95,6 +105,17 @@ class Others:
     def ahead_s(self) -> FloatArray:
         """Seconds of what was reserved and not begun."""
         return _quotient(self._rows[:, _AHEAD_COST], self.speeds, 0.0)
+
+    @cached_property
+    def half_done_s(self) -> FloatArray:
+        """Seconds until each is free, if its present step is half done."""
+        return 0.5 * self.steps_s + self.ahead_s
+
+    @cached_property
+    def half_done_cost(self) -> float:
+        """What they will yet do until then, as far as is known."""
+        is_known = np.isfinite(self.half_done_s)
+        return float(self.speeds[is_known] @ self.half_done_s[is_known])
 
     @cached_property
     def work_s(self) -> FloatArray:

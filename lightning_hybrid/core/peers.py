@@ -89,7 +89,9 @@ class Peers:
         # finished ones have nothing left to know; nearer the end more are looked at to find those that run
         num = min(self.world, 1 + self._look_replicas * self.world // max(1, self._num_running))
         drawn = np.arange(self._next, self._next + self._stride * num, self._stride) % self.world
-        wanted = (drawn != self.me) & ~self._finished[drawn]
+        wanted = drawn != self.me
+        if self._num_finished:
+            wanted &= ~self._finished[drawn]
         taken = np.flatnonzero(wanted)[: self._look_replicas]
         passed = int(taken[-1]) + 1 if len(taken) == self._look_replicas else num
         self._next = (self._next + self._stride * passed) % self.world
@@ -133,13 +135,14 @@ class Peers:
         self._note_look(newest_version)
         if self._keeps_all:
             self.published.update(zip(replicas, published, strict=True))
-        if rows[:, FINISHED].any():
-            self._num_finished += int((~self._finished[list(replicas)] & (rows[:, FINISHED] > 0)).sum())
-            self._finished[list(replicas)] |= rows[:, FINISHED] > 0
-            running = [i for i, r in enumerate(replicas) if not self._finished[r]]
-            replicas, published, rows = [replicas[i] for i in running], [published[i] for i in running], rows[running]
-        self._sample = published
-        others = self._known = Others(list(replicas), rows)
+        others = Others(list(replicas), rows)
+        if others.num_finished:
+            has_finished = rows[:, FINISHED] > 0
+            self._num_finished += int((~self._finished[list(replicas)] & has_finished).sum())
+            self._finished[list(replicas)] |= has_finished
+            running = np.flatnonzero(~has_finished).tolist()
+            published, others = [published[i] for i in running], Others([replicas[i] for i in running], rows[running])
+        self._sample, self._known = published, others
         speed, num = self._sampled_speeds
         self._sampled_speeds = (
             _OLDER_WEIGHT * speed + others.speed,
@@ -257,7 +260,7 @@ class Peers:
         """How long each is expected to be busy, as `busy_s`."""
         others = self._others
         if self.is_sampled:  # nobody of a sample was seen before: how old it is tells nothing of a step
-            return 0.5 * others.steps_s + others.ahead_s
+            return others.half_done_s
         since_s = self.clock() - self._since_s_of_others
         overdue = since_s > others.steps_s + self._overdue_s
         busy_s: FloatArray = np.where(overdue, since_s, 0.5 * others.steps_s) + others.ahead_s
@@ -265,6 +268,8 @@ class Peers:
 
     def running_cost_of_others(self) -> float:
         """What the others will yet do in their current steps, as far as is known."""
+        if self.is_sampled:
+            return self._scaled(self._others.half_done_cost)
         busy_s, speeds = self.busy_s_of_others(), self.speeds_of_others()
         return self._scaled(float(speeds[np.isfinite(busy_s)] @ busy_s[np.isfinite(busy_s)]))
 

@@ -233,7 +233,8 @@ class _Replica:
         if not self.view.is_sampled:
             self.view.take_in({r: simulation.published.get(r) for r in looked_at}, version)
             return
-        rows, words = simulation.rows[looked_at], simulation.words[looked_at]
+        index = np.array(looked_at, dtype=np.int64)
+        rows, words = simulation.rows[index], simulation.words[index]
         if len(simulation.published) < self.view.world:
             spoken = ~np.isnan(rows[:, FINISHED])
             rows, words = rows[spoken], words[spoken]
