@@ -206,6 +206,25 @@ def test_while_speeds_are_not_known_nobody_claims_what_does_not_fit() -> None:
     assert epoch[1].want() == 3
 
 
+def test_what_nobody_could_end_in_time_is_claimed_at_once_by_the_fastest() -> None:
+    epoch = epoch_of([30, 1, 1, 1, 1, 1, 1]).measure(1.0, 2.0)
+    for replica in range(2):
+        epoch[replica].settle()
+
+    # all could be done in 12 s, the heaviest cell takes 30 or 15 s
+    assert epoch[0].claimant.ranges.cost_unbegun < 30
+    assert epoch[1].claimant.ranges.cost_unbegun >= 30
+
+
+def test_nothing_heavy_is_claimed_behind_something_heavy_that_runs() -> None:
+    epoch = epoch_of([10, 10, 10] + [1] * 24).measure(3.0, 2.0)
+    assert epoch[0].want() == 0
+    epoch[0].settle()
+
+    # behind two of them a third would end after 10 s; all that is left could be done in 7 s
+    assert epoch[0].claimant.queue.free.start == 2
+
+
 # --- how much is kept from thieves ----------------------------------------------------------------------------------
 
 
