@@ -88,7 +88,7 @@ class PerformanceOptimized:
     Compute-heavy cells stand at the head for the fastest replicas, memory-heavy ones at the tail for the others,
     io-bound ones are spread evenly so that reading goes on beside computing, and like costs stand together. A kind is
     what a cell has most of, each measured by its mean; where memory or io costs are not known no cell is of that kind.
-    A claim is as large as measured best.
+    Where it is known at what cost of a claim a replica's throughput peaks, it claims no more at once.
     """
 
     name = "performance_optimized"

@@ -30,7 +30,7 @@ class ReplicaView:
     memory_bound: float | None = None
     """Most memory cost that one cell may have here; ``None``: no bound is known."""
     peak_cost: float | None = None
-    """Compute cost of one claim at the measured peak of the throughput."""
+    """Compute cost of one claim at which its throughput peaks; ``None`` where nobody has measured that."""
     load_score: float | None = None
     memory_free_frac: float | None = None
 
