@@ -66,13 +66,13 @@ class HostProbe:
 
     def read(self) -> DeviceState:
         """The state of the host, as a device of kind ``cpu``."""
-        limits = self._cgroup()
+        limits, process = self._cgroup(), _known(self._source.Process)
         state = DeviceState(kind="cpu", active=True, timestamp_s=self._clock())
         values = {
             **self._cpu_shares(),
-            **self._memory(limits),
+            **self._memory(process, limits),
             **self._slow_values(),
-            "host_cpu_cores": self._cores(limits),
+            "host_cpu_cores": self._cores(process, limits),
             "host_load_average": self._ask("getloadavg", lambda loads: loads[0]),
             "host_throttled_frac": self._throttled_frac(limits),
         }
@@ -89,9 +89,9 @@ class HostProbe:
         steal = _share(stolen_s, total_s) if hasattr(times, "steal") else Unknown("this system does not count it")
         return {"host_cpu_frac": _share(busy_s, total_s), "host_steal_frac": steal}
 
-    def _memory(self, limits: CgroupReading) -> dict[str, Any]:
+    def _memory(self, process: Any, limits: CgroupReading) -> dict[str, Any]:
         memory = _known(self._source.virtual_memory)
-        own = _known(lambda: self._source.Process().memory_info().rss)
+        own = process if isinstance(process, Unknown) else _known(lambda: process.memory_info().rss)
         found = {"process_memory_bytes": own, "host_memory_used_bytes": memory, "host_memory_total_bytes": memory}
         if isinstance(memory, Unknown):
             return found
@@ -112,8 +112,7 @@ class HostProbe:
             }
         return self._slow
 
-    def _cores(self, limits: CgroupReading) -> Any:
-        process = _known(self._source.Process)
+    def _cores(self, process: Any, limits: CgroupReading) -> Any:
         usable = _known(lambda: len(process.cpu_affinity())) if hasattr(process, "cpu_affinity") else None
         if not isinstance(usable, int):
             usable = self._ask("cpu_count", lambda count: count)

@@ -132,9 +132,17 @@ class Nvml:
             return ask(*args)
         except module.NVMLError as err:
             return _Refused(err.value, meaning(err.value))
-        except (AttributeError, ctypes.ArgumentError, OSError, TypeError, ValueError) as err:
-            # a binding of another time than the driver: wrong signature, no such structure, text that is none
+        except _misfits(module) as err:
             return _Refused(0, Unknown(f"{function} failed: {type(err).__name__}: {err}", lasting=True))
+
+
+def _misfits(module: Any) -> tuple[type[Exception], ...]:
+    """What comes of a binding of another time than the driver: wrong signatures, no such structure, text that is none.
+
+    nvidia-ml-py's own error for it is no `NVMLError`.
+    """
+    mismatch: type[Exception] = getattr(module, "NVMLLibraryMismatchError", AttributeError)
+    return mismatch, AttributeError, ctypes.ArgumentError, OSError, TypeError, ValueError
 
 
 class _Refused(NamedTuple):

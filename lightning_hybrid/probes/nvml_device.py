@@ -72,6 +72,7 @@ class NvmlReader:
         self._device: _Device | None = None
         self._energy = Energy()
         self._xids: tuple[int, ...] = ()
+        self._identity: Values = {}
         self._was_lost = False
 
     def read(self) -> Values:
@@ -86,17 +87,18 @@ class NvmlReader:
         try:
             values = self._device.read()
         except _Lost as lost:
-            known = self._device.identity()
+            self._identity = self._device.identity()
             self.close()
             self._energy.interrupt()
-            return self._without(lost.why) | known | {"xid_events": self._xids}
+            return self._without(lost.why)
         self._was_lost = False
         return values
 
     def forget(self) -> None:
-        """Has the device found anew at the next reading."""
+        """Has the device found anew at the next reading, which then counts as the first."""
         self.close()
-        self._seen = None
+        self._seen, self._was_lost = None, False
+        self._energy, self._xids, self._identity = Energy(), (), {}
 
     def close(self) -> None:
         """Gives everything back to the driver."""
@@ -120,7 +122,7 @@ class NvmlReader:
             self._was_lost = True
         # a device that was lost and is not found again is still lost
         if self._was_lost:
-            values |= {"active": False, "error": why.reason}
+            values |= self._identity | {"active": False, "error": why.reason, "xid_events": self._xids}
         return values
 
 

@@ -118,7 +118,7 @@ QUERIES = (
     ),
     Query(
         ("processes",),
-        (("nvmlDeviceGetComputeRunningProcesses", ()), ("nvmlDeviceGetComputeRunningProcesses_v2", ())),
+        (("nvmlDeviceGetComputeRunningProcesses_v3", ()), ("nvmlDeviceGetComputeRunningProcesses_v2", ())),
         _one(_processes),
         of="slice",
     ),

@@ -86,7 +86,12 @@ class TorchDeviceProbe:
                 self._nvml.forget()  # from now on CUDA itself tells which one it is
             values |= self._nvml.read()
         self._had_started = has_started
-        told = self._from_torch() if has_started else dict.fromkeys(_FIELDS, _UNUSED)
+        if values["active"] is False:
+            told: Values = {}  # calls to a device that is gone fail or hang
+        elif has_started:
+            told = self._from_torch(has_memory=isinstance(values.get("memory_used_bytes"), int))
+        else:
+            told = dict.fromkeys(_FIELDS, _UNUSED)
         for name, value in told.items():
             if isinstance(values.get(name), Unknown | None) and value is not None:
                 values[name] = value
@@ -106,28 +111,30 @@ class TorchDeviceProbe:
             uuid = None if isinstance(properties, Unknown) else getattr(properties, "uuid", None)
         return cuda_device(nvml, self._device.index or 0, None if uuid is None else str(uuid))
 
-    def _from_torch(self) -> Values:
+    def _from_torch(self, *, has_memory: bool) -> Values:
         if self._device.type == "mps":
             return {
                 "memory_allocated_bytes": self._ask("current_allocated_memory"),
                 "memory_reserved_bytes": self._ask("driver_allocated_memory"),
                 "memory_total_bytes": self._ask("recommended_max_memory"),
             }
-        free_and_total = self._ask("mem_get_info", self._device)
         values: Values = {
             "name": self._ask("get_device_name", self._device),
             "memory_allocated_bytes": self._ask("memory_allocated", self._device),
             "memory_reserved_bytes": self._ask("memory_reserved", self._device),
-            "memory_free_bytes": free_and_total,
-            "memory_total_bytes": free_and_total,
-            "memory_used_bytes": free_and_total,
         }
-        if isinstance(free_and_total, tuple):
-            free, total = free_and_total
-            values |= {"memory_free_bytes": free, "memory_total_bytes": total, "memory_used_bytes": total - free}
+        if not has_memory:
+            values |= self._memory()
         if not self._is_nvidia:
             values |= self._sensors()
         return values
+
+    def _memory(self) -> Values:
+        free_and_total = self._ask("mem_get_info", self._device)
+        if not isinstance(free_and_total, tuple):
+            return dict.fromkeys(("memory_free_bytes", "memory_total_bytes", "memory_used_bytes"), free_and_total)
+        free, total = free_and_total
+        return {"memory_free_bytes": free, "memory_total_bytes": total, "memory_used_bytes": total - free}
 
     def _sensors(self) -> Values:
         """What torch reads of AMD's and Intel's drivers; 0 W and 0 MHz are how it says that it could not."""

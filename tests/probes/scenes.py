@@ -253,3 +253,18 @@ def cost(script: str, num_gpus: int, times: int) -> float:
         for probe in probes:
             probe.read()
     return (time.thread_time() - began_s) / times
+
+
+def read_slices(script: str, times: int) -> list[dict[str, Any]]:
+    """The first MIG slice of every GPU, read several times."""
+
+    def reader_of(place: int) -> NvmlReader:
+        def find(nvml: Nvml) -> Any:
+            return Seen(gpus(nvml)[place], gpus(nvml)[place].slices[0])
+
+        return NvmlReader(find)
+
+    readers = [reader_of(place) for place in range(len(gpus(session())))]
+    for _ in range(times):
+        states = [with_values(DeviceState(kind="cuda"), reader.read()).to_dict() for reader in readers]
+    return states
