@@ -37,10 +37,10 @@ def _reading(what: str, *, source: str, absent: str = "") -> Any:
 
 
 _HERE = "never"
-_CUDA = "kinds other than cuda and xpu; before this process used the device"
+_CUDA = "cpu; before this process used the device"
 _NVML = "devices without NVML"
-_GPU = "devices without NVML; MIG slices (the sensor is the whole GPU's)"
-_RATE = "the first reading; devices without NVML; drivers and links without the counter"
+_GPU = "MIG slices (measured for the whole GPU); devices without NVML or ROCm"
+_RATE = "the first reading; GPUs without NVLink; a counter that went back"
 _GPM = "GPUs before Hopper; drivers without GPM; the first reading"
 
 
@@ -61,7 +61,7 @@ class DeviceState:
     kind: str = field(
         metadata={"what": "device type as torch names it: cpu, cuda, mps, xpu", "source": "torch", "absent": _HERE}
     )
-    name: str | None = _reading("name of the model", source="NVML, torch", absent="mps; cpu where not exposed")
+    name: str | None = _reading("name of the model", source="NVML, torch", absent="cpu, mps")
     index: int | None = _reading("index in torch: the n of cuda:n", source="the probe", absent="devices torch lacks")
     nvml_index: int | None = _reading("number that `nvidia-smi` gives the GPU", source="NVML", absent=_NVML)
     uuid: str | None = _reading("UUID of the GPU or MIG slice", source="NVML", absent=_NVML)
@@ -83,7 +83,7 @@ class DeviceState:
         "memory that can still be had", source="NVML, torch mem_get_info", absent="cpu, mps"
     )
     memory_total_bytes: int | None = _reading(
-        "all memory", source="NVML, torch mem_get_info", absent="cpu; mps (its recommended maximum counts)"
+        "all memory; mps: the recommended maximum", source="NVML, torch", absent="cpu"
     )
     memory_driver_reserved_bytes: int | None = _reading(
         "memory that the driver keeps for itself; not in `memory_used_bytes`",
@@ -92,7 +92,7 @@ class DeviceState:
     )
     memory_allocated_bytes: int | None = _reading("of tensors of this process", source="torch", absent=_CUDA)
     memory_reserved_bytes: int | None = _reading(
-        "held by this process's caching allocator, tensors included", source="torch", absent=_CUDA
+        "held by this process's caching allocator, tensors included; mps: by Metal", source="torch", absent=_CUDA
     )
     memory_process_bytes: int | None = _reading(
         "memory of this process, context included",
@@ -105,16 +105,18 @@ class DeviceState:
 
     utilization_frac: float | None = _reading(
         "share of the driver's last sampling period with work on it; MIG: since the last reading",
-        source="NVML utilisation; GPM (MIG); torch (ROCm)",
-        absent="MIG before Hopper; WSL and some Jetsons; cpu, mps, xpu",
+        source="NVML utilisation; GPM (MIG); torch (ROCm, XPU)",
+        absent="MIG before Hopper; WSL and some Jetsons; cpu, mps",
     )
     memory_utilization_frac: float | None = _reading(
-        "share of that period in which device memory was read or written", source="NVML utilisation", absent=_GPU
+        "share of that period in which device memory was read or written",
+        source="NVML utilisation; torch (ROCm)",
+        absent=_GPU,
     )
     sm_active_frac: float | None = _reading("share of SMs busy since the last reading", source="GPM", absent=_GPM)
     tensor_active_frac: float | None = _reading("the same of tensor cores", source="GPM", absent=_GPM)
     dram_active_frac: float | None = _reading("memory bandwidth over its peak, since then", source="GPM", absent=_GPM)
-    sm_clock_mhz: int | None = _reading("clock of the SMs", source="NVML, torch (ROCm)", absent="devices without NVML")
+    sm_clock_mhz: int | None = _reading("clock of the SMs", source="NVML; torch (ROCm, XPU)", absent="cpu, mps")
     sm_clock_max_mhz: int | None = _reading("its maximum", source="NVML", absent=_NVML)
     memory_clock_mhz: int | None = _reading("clock of the memory", source="NVML", absent=_NVML)
     memory_clock_max_mhz: int | None = _reading("its maximum", source="NVML", absent=_NVML)
@@ -122,12 +124,12 @@ class DeviceState:
         "why the clock is not higher, by name; empty: nothing holds it down", source="NVML", absent=_NVML
     )
     performance_state: int | None = _reading("0 (fastest) to 15", source="NVML", absent=_NVML)
-    temperature_celsius: int | None = _reading("of the GPU", source="NVML, torch (ROCm)", absent="cpu, mps, xpu")
+    temperature_celsius: int | None = _reading("of the GPU", source="NVML; torch (ROCm, XPU)", absent="cpu, mps")
     temperature_slowdown_celsius: int | None = _reading(
         "at which the hardware slows the clocks down", source="NVML", absent="Hopper and later on some drivers"
     )
     memory_temperature_celsius: int | None = _reading("of the memory", source="NVML", absent="GPUs without HBM")
-    power_w: float | None = _reading("power drawn", source="NVML, torch (ROCm)", absent=_GPU)
+    power_w: float | None = _reading("power drawn", source="NVML; torch (ROCm)", absent=_GPU)
     power_limit_w: float | None = _reading("power limit in force", source="NVML", absent=_GPU)
     energy_j: float | None = _reading(
         "energy since this probe's first reading", source="NVML", absent=_GPU + "; after the counter went backwards"
@@ -137,13 +139,17 @@ class DeviceState:
     pcie_generation_max: int | None = _reading("highest that GPU and slot allow", source="NVML", absent=_NVML)
     pcie_width: int | None = _reading("lanes of the link now", source="NVML", absent=_NVML)
     pcie_width_max: int | None = _reading("most that GPU and slot allow", source="NVML", absent=_NVML)
-    pcie_tx_bytes_per_s: float | None = _reading("sent by the GPU since the last reading", source="NVML", absent=_RATE)
-    pcie_rx_bytes_per_s: float | None = _reading("received by it", source="NVML", absent=_RATE)
-    pcie_replays: int | None = _reading("packets sent again since the driver started", source="NVML", absent=_NVML)
+    pcie_tx_bytes_per_s: float | None = _reading(
+        "sent by the GPU, in the driver's last 20 ms", source="NVML", absent=_NVML
+    )
+    pcie_rx_bytes_per_s: float | None = _reading("received by it, likewise", source="NVML", absent=_NVML)
+    pcie_replays: int | None = _reading("packets that had to be sent again so far", source="NVML", absent=_NVML)
     num_nvlinks: int | None = _reading("NVLinks that the GPU has", source="NVML", absent="GPUs without NVLink")
     num_nvlinks_active: int | None = _reading("those that are up", source="NVML", absent="GPUs without NVLink")
-    nvlink_tx_bytes_per_s: float | None = _reading("sent over all links, data only", source="NVML", absent=_RATE)
-    nvlink_rx_bytes_per_s: float | None = _reading("received over all links", source="NVML", absent=_RATE)
+    nvlink_tx_bytes_per_s: float | None = _reading(
+        "data sent over all links since the last reading", source="NVML", absent=_RATE
+    )
+    nvlink_rx_bytes_per_s: float | None = _reading("received, likewise", source="NVML", absent=_RATE)
 
     ecc_corrected: int | None = _reading(
         "corrected memory errors since the driver started", source="NVML", absent="ECC off or absent"
@@ -156,10 +162,10 @@ class DeviceState:
     remapping_pending: bool | None = _reading("a row waits for a reset", source="NVML", absent="before Ampere")
     remapping_failed: bool | None = _reading("a row could not be replaced", source="NVML", absent="before Ampere")
     xid_events: tuple[int, ...] | None = _reading(
-        "newest 16 XID errors since the probe began", source="NVML events", absent="where events are not given out"
+        "newest 16 XID errors since the first reading", source="NVML events", absent="where events are not given out"
     )
     processes: tuple[DeviceProcess, ...] | None = _reading(
-        "processes with a context, most memory first, 32 at most", source="NVML", absent=_NVML
+        "compute processes, most memory first, 32 at most", source="NVML", absent=_NVML
     )
 
     host_cpu_frac: float | None = _reading("use of all cores", source="psutil", absent="the first reading")

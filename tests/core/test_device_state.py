@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -101,3 +102,9 @@ def test_states_can_be_hashed_and_compared() -> None:
     assert one != DeviceState(kind="cuda", power_w=5)
     assert one.is_mig is False
     assert DeviceState(kind="cuda", mig_gpu_instance=0).is_mig is True
+
+
+def test_the_page_on_telemetry_has_the_table_of_fields() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
+
+    assert f"## Fields\n\n{field_table()}\n" in page
