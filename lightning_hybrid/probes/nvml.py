@@ -102,12 +102,16 @@ class Nvml:
 
     def start(self) -> Unknown | None:
         """Initialises NVML, the first time; why it could not be, ``None`` when it could."""
-        with self._lock:
-            if self._module is None and self._failed is None:
-                self._failed = self._initialise()
-                if self._failed is not None:
-                    _log.warning("the state of NVIDIA GPUs is not known here: %s", self._failed.reason)
-            return self._failed
+        if self._module is None and self._failed is None:
+            with self._lock:
+                self._begin()
+        return self._failed
+
+    def _begin(self) -> None:
+        if self._module is None and self._failed is None:
+            self._failed = self._initialise()
+            if self._failed is not None:
+                _log.warning("the state of NVIDIA GPUs is not known here: %s", self._failed.reason)
 
     def _initialise(self) -> Unknown | None:
         try:

@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 _MOST_NVLINK_BYTES_PER_S = 1e13
 _MOST_PROCESSES = 32
+_PATIENCE = 3
+"""Readings in a row that do not find the device before that is said."""
 _NOT_THE_SLICE = Unknown("measured for the whole GPU only, and this is a MIG slice", lasting=True)
 _SINGLE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("memory_temperature_celsius",), "_memory_temperature"),
@@ -73,7 +75,7 @@ class NvmlReader:
         self._energy = Energy()
         self._xids: tuple[int, ...] = ()
         self._identity: Values = {}
-        self._was_lost = False
+        self._was_lost, self._not_found = False, 0
 
     def read(self) -> Values:
         """Values by field, and ``active`` and ``error``; takes as long as the driver takes."""
@@ -82,6 +84,7 @@ class NvmlReader:
             self._device = None  # handles do not outlive a fork
             located = self._locate(nvml)
             if isinstance(located, Unknown):
+                self._warn_in_time(nvml, located)
                 return self._without(located)
             self._device = _Device(nvml, located, self._clock, self._energy, self._xids)
         try:
@@ -91,7 +94,7 @@ class NvmlReader:
             self.close()
             self._energy.interrupt()
             return self._without(lost.why)
-        self._was_lost = False
+        self._was_lost, self._not_found = False, 0
         return values
 
     def forget(self) -> None:
@@ -113,6 +116,12 @@ class NvmlReader:
                 return seen
             self._seen = seen
         return locate(nvml, self._seen)
+
+    def _warn_in_time(self, nvml: Nvml, why: Unknown) -> None:
+        """Says once that the device is not found, where CUDA has had the time to start and to tell which one it is."""
+        self._not_found += 1
+        if self._not_found == _PATIENCE and not why.lost and nvml.start() is None:
+            _log.warning("the state of a GPU is not known here: %s", why.reason)
 
     def _without(self, why: Unknown) -> Values:
         values: Values = dict.fromkeys(NVML_FIELDS, why)

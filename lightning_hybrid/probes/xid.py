@@ -31,10 +31,11 @@ class XidLog:
 
     def read(self) -> Any:
         """All of them, the oldest first, as a tuple; `Unknown` where the driver does not tell."""
-        if self._events is None and self._refused is None:
-            self._refused = self._open()
-        if self._refused is not None:
-            return self._refused
+        if self._events is None:
+            refused = self._refused or self._open()
+            if refused is not None:
+                self._refused = refused if refused.lasting else None
+                return refused
         for _ in range(_MOST_AT_ONCE):
             event = self._nvml.call("nvmlEventSetWait", self._events, 0)
             if isinstance(event, Unknown):  # most often: there is no further event
@@ -56,6 +57,6 @@ class XidLog:
         refused = self._nvml.call("nvmlDeviceRegisterEvents", self._gpu, _XID_CRITICAL_ERROR, events)
         if isinstance(refused, Unknown):
             self._nvml.call("nvmlEventSetFree", events)
-            return Unknown(refused.reason, lasting=True)
+            return refused
         self._events = events
         return None

@@ -114,9 +114,10 @@ def cuda_after_a_change(script: str, before: list[dict[str, Any]], lost: int) ->
 
 def warn(script: str, times: int) -> list[Any]:
     """What the log says in several readings of two GPUs, and the last state."""
+    probes = [GpuProbe(place, cuda=True) for place in range(2)]
     with warnings_said() as said:
         for _ in range(times):
-            states = [GpuProbe(place, cuda=True).read() for place in range(2)]
+            states = [probe.read() for probe in probes]
     return [said, states[0].to_dict()]
 
 

@@ -162,10 +162,11 @@ def test_energy_that_went_backwards_stays_unknown_and_a_rate_begins_anew(play: P
     assert states[2]["nvlink_tx_bytes_per_s"] == 2048.0
 
 
-def test_no_rate_where_the_clock_stood_still(play: Play, script: Path) -> None:
+@pytest.mark.parametrize("seconds", [0.0, -5.0])
+def test_no_rate_where_the_clock_stood_still_or_stepped_back(play: Play, script: Path, seconds: float) -> None:
     write(script, gpu(0), gpu(1))
 
-    _, state = play(scenes.read_and_change, [{"field__138": 3000}], 0.0)
+    _, state = play(scenes.read_and_change, [{"field__138": 3000}], seconds)
 
     assert state["unknown"]["nvlink_tx_bytes_per_s"] == "the clock stood still"
 

@@ -49,9 +49,7 @@ def test_a_query_that_fails_leaves_only_its_fields_unknown(play: Play, script: P
     assert state.active is True
     asked = Counter(function for _, function, _ in calls(script.with_suffix(".calls")))
     times = 3 if code == UNKNOWN else 1
-    settled = set(FAILING) - {"nvmlDeviceRegisterEvents"}
-    assert {function: asked[function] for function in settled} == dict.fromkeys(settled, times)
-    assert asked["nvmlDeviceRegisterEvents"] == 1
+    assert {function: asked[function] for function in FAILING} == dict.fromkeys(FAILING, times)
     assert asked["nvmlInitWithFlags"] == 1
 
 
@@ -82,6 +80,18 @@ def test_nvml_that_cannot_start_is_said_once(play: Play, script: Path, code: int
     assert state["unknown"]["power_w"] == reason
     assert "active" not in state
     assert len(calls(script.with_suffix(".calls"))) == 1
+
+
+@pytest.mark.parametrize("setting", ["GPU-0000000", "GPU-ffffffff", "MIG-ffffffff", "7", "nonsense"])
+def test_a_device_that_cannot_be_told_is_said_once_per_device(play: Play, script: Path, setting: str) -> None:
+    write(script, gpu(0), gpu(1))
+
+    said, state = play(scenes.warn, 9, environment={"CUDA_VISIBLE_DEVICES": setting})
+
+    assert [text.partition(": ")[0] for text in said] == ["the state of a GPU is not known here"] * 2
+    assert all(f"CUDA_VISIBLE_DEVICES={setting!r}" in text for text in said)
+    assert "memory_total_bytes" not in state
+    assert state["unknown"]["memory_total_bytes"].startswith("cuda:0 is no GPU that NVML shows")
 
 
 def test_no_library_at_all(play: Play, script: Path, tmp_path: Path) -> None:
