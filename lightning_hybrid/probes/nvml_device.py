@@ -25,15 +25,17 @@ _MOST_PROCESSES = 32
 _PATIENCE = 3
 """Readings in a row that do not find the device before that is said."""
 _NOT_THE_SLICE = Unknown("measured for the whole GPU only, and this is a MIG slice", lasting=True)
-_SINGLE: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("memory_temperature_celsius",), "_memory_temperature"),
-    (("num_nvlinks", "num_nvlinks_active"), "_nvlinks"),
-    (("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"), "_nvlink_rates"),
+_SINGLE: tuple[tuple[tuple[str, ...], str, bool], ...] = (
+    (("memory_temperature_celsius",), "_memory_temperature", False),
+    (("num_nvlinks", "num_nvlinks_active"), "_nvlinks", True),
+    (("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"), "_nvlink_rates", False),
 )
+"""Fields, what reads them, and whether they seldom change."""
+_SELDOM_PERIOD_S = 10.0
 
 NVML_FIELDS = frozenset(
     {name for query in QUERIES for name in query.fields}
-    | {name for names, _ in _SINGLE for name in names}
+    | {name for names, _, _ in _SINGLE for name in names}
     | set(GPM_FIELDS)
     | {"nvml_index", "uuid", "driver_version", "mig_parent_uuid", "mig_gpu_instance", "mig_compute_instance"}
     | {"xid_events", "memory_process_bytes", "memory_others_bytes"}
@@ -146,6 +148,8 @@ class _Device:
         self._fixed: dict[int, tuple[Any, ...]] = {}  # by place of the query
         self._ways = [0] * len(QUERIES)
         self._refused: dict[str, tuple[Any, ...]] = {}
+        self._seldom: dict[int | str, tuple[Any, ...]] = {}  # by place of the query or name of the reader
+        self._seldom_until_s = float("-inf")
         self._energy = energy
         self._nvlink = (Rate(_MOST_NVLINK_BYTES_PER_S), Rate(_MOST_NVLINK_BYTES_PER_S))
         part = self._seen.slice
@@ -154,12 +158,15 @@ class _Device:
 
     def read(self) -> Values:
         values: Values = {}
+        if self._clock() >= self._seldom_until_s:
+            self._seldom.clear()
+            self._seldom_until_s = self._clock() + _SELDOM_PERIOD_S
         for place, query in enumerate(QUERIES):
             values.update(zip(query.fields, self._answer(place, query), strict=True))
         if not isinstance(values["energy_j"], Unknown):
             values["energy_j"] = self._energy.update(values["energy_j"], self._clock())
-        for fields, reader in _SINGLE:
-            values.update(zip(fields, self._kept(reader, fields), strict=True))
+        for fields, reader, is_seldom in _SINGLE:
+            values.update(zip(fields, self._kept(reader, is_seldom=is_seldom), strict=True))
         self._add_gpm(values)
         values["xid_events"] = self._checked(self._xid.read())
         values |= self.identity() | _own_memory(values) | {"active": True}
@@ -176,7 +183,7 @@ class _Device:
             for name, value in zip(QUERIES[place].fields, values, strict=True)
             if name in ("name", "pci_bus_id", "compute_capability")
         }
-        version = self._kept("_driver_version", ("driver_version",))[0]
+        version = self._kept("_driver_version", is_seldom=True)[0]
         known |= {"nvml_index": gpu.number, "uuid": self._seen.uuid, "driver_version": version}
         if part is not None:
             known |= {
@@ -194,7 +201,7 @@ class _Device:
         return () if isinstance(xids, Unknown) else xids
 
     def _answer(self, place: int, query: Query) -> tuple[Any, ...]:
-        fixed = self._fixed.get(place)
+        fixed = self._fixed.get(place) or self._seldom.get(place)
         if fixed is not None:
             return fixed
         if query.of == "whole" and self._seen.slice is not None:
@@ -215,20 +222,22 @@ class _Device:
                 self._fixed[place] = values
             return values
         values = query.take(answer)
-        if query.once and not any(isinstance(value, Unknown) for value in values):
-            self._fixed[place] = values
+        if (query.once or query.seldom) and not any(isinstance(value, Unknown) for value in values):
+            (self._fixed if query.once else self._seldom)[place] = values
         return values
 
-    def _kept(self, reader: str, fields: tuple[str, ...]) -> tuple[Any, ...]:
+    def _kept(self, reader: str, *, is_seldom: bool = False) -> tuple[Any, ...]:
         """What the method ``reader`` gives, as long as it makes sense to ask."""
-        refused = self._refused.get(reader)
-        if refused is not None:
-            return refused
+        kept = self._refused.get(reader) or self._seldom.get(reader)
+        if kept is not None:
+            return kept
         values: tuple[Any, ...] = getattr(self, reader)()
         for value in values:
             self._checked(value)
-        if all(isinstance(value, Unknown) and value.lasting for value in values) and len(values) == len(fields):
+        if all(isinstance(value, Unknown) and value.lasting for value in values):
             self._refused[reader] = values
+        elif is_seldom and not any(isinstance(value, Unknown) for value in values):
+            self._seldom[reader] = values
         return values
 
     def _checked(self, answer: Any) -> Any:

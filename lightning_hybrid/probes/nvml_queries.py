@@ -33,7 +33,7 @@ class Query:
     ``calls`` are ways to ask it, the best first; the first that this driver and binding know is used. ``take`` makes
     the answer into the values of ``fields``, any of them `Unknown`. ``of`` is what is asked where the device is a MIG
     slice: the slice, the GPU that it is part of, or nothing, because the GPU's value says nothing about the slice.
-    ``once``: the answer does not change.
+    ``once``: the answer does not change; ``seldom``: it seldom does, and may be ten seconds old.
     """
 
     fields: tuple[str, ...]
@@ -41,6 +41,7 @@ class Query:
     take: Callable[[Any], tuple[Any, ...]]
     of: Literal["slice", "gpu", "whole"] = "gpu"
     once: bool = False
+    seldom: bool = False
 
 
 def _one(take: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
@@ -172,13 +173,16 @@ QUERIES = (
     Query(("pcie_width_max",), (("nvmlDeviceGetMaxPcieLinkWidth", ()),), _one(_width), once=True),
     Query(("pcie_tx_bytes_per_s",), (("nvmlDeviceGetPcieThroughput", (_PCIE_TX,)),), _one(_kilobytes_per_s)),
     Query(("pcie_rx_bytes_per_s",), (("nvmlDeviceGetPcieThroughput", (_PCIE_RX,)),), _one(_kilobytes_per_s)),
-    Query(("pcie_replays",), (("nvmlDeviceGetPcieReplayCounter", ()),), _one(count)),
-    Query(("ecc_corrected",), (("nvmlDeviceGetTotalEccErrors", (_CORRECTED, _VOLATILE)),), _one(count)),
-    Query(("ecc_uncorrected",), (("nvmlDeviceGetTotalEccErrors", (_UNCORRECTED, _VOLATILE)),), _one(count)),
+    Query(("pcie_replays",), (("nvmlDeviceGetPcieReplayCounter", ()),), _one(count), seldom=True),
+    Query(("ecc_corrected",), (("nvmlDeviceGetTotalEccErrors", (_CORRECTED, _VOLATILE)),), _one(count), seldom=True),
+    Query(
+        ("ecc_uncorrected",), (("nvmlDeviceGetTotalEccErrors", (_UNCORRECTED, _VOLATILE)),), _one(count), seldom=True
+    ),
     Query(
         ("remapped_rows_corrected", "remapped_rows_uncorrected", "remapping_pending", "remapping_failed"),
         (("nvmlDeviceGetRemappedRows", ()),),
         _remapped,
+        seldom=True,
     ),
 )
 """What is asked of a GPU by one function of one handle."""

@@ -171,6 +171,15 @@ def test_no_rate_where_the_clock_stood_still_or_stepped_back(play: Play, script:
     assert state["unknown"]["nvlink_tx_bytes_per_s"] == "the clock stood still"
 
 
+def test_what_seldom_changes_is_asked_every_ten_seconds(play: Play, script: Path) -> None:
+    write(script, gpu(0), gpu(1))
+
+    states = play(scenes.read_and_change, [{"ecc__corrected": 4, "nvlinks": "10"}] * 3, 5.0)
+
+    assert [state["ecc_corrected"] for state in states] == [3, 3, 4, 4]
+    assert [state["num_nvlinks_active"] for state in states] == [12, 12, 1, 1]
+
+
 def test_links_that_are_down_are_counted(play: Play, script: Path) -> None:
     write(script, gpu(0, nvlinks="1101"), gpu(1, nvlinks=None))
 
