@@ -105,7 +105,7 @@ class DeviceState:
 
     utilization_frac: float | None = _reading(
         "share of the driver's last sampling period with work on it; MIG: since the last reading",
-        source="NVML utilisation; GPM (MIG); torch (ROCm, XPU)",
+        source="NVML utilisation, GPM; torch (ROCm, XPU)",
         absent="MIG before Hopper; WSL and some Jetsons; cpu, mps",
     )
     memory_utilization_frac: float | None = _reading(

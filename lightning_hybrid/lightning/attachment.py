@@ -68,7 +68,6 @@ class Attachment:
         self._token: str = trainer.strategy.broadcast(uuid.uuid4().hex[:12])
         device = trainer.strategy.root_device
         self._sampler = Sampler(probe_for(device), kind=device.type, period_s=config.device_period_s)
-        self._sampler.start()  # early, so that the first steps find a reading
         self.engine = Engine(
             config,
             replica=kwargs.get("rank", 0),
@@ -93,6 +92,7 @@ class Attachment:
         self.indexed: set[int] = set()
         """The loaders of the present stage whose batches have known dataset indices."""
         self._attach()
+        self._sampler.start()
 
     def detach(self) -> None:
         """Takes every hook out and ends the background threads; safe to call twice."""

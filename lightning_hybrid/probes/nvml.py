@@ -118,10 +118,12 @@ class Nvml:
             module = importlib.import_module("pynvml")
         except ImportError as err:
             return Unknown(f"nvidia-ml-py cannot be imported: {err}", lasting=True)
+        if not hasattr(module, "NVMLError") or not hasattr(module, "nvmlInit"):
+            return Unknown("the module pynvml that is installed here is not nvidia-ml-py", lasting=True)
         try:
             module.nvmlInit()
         except module.NVMLError as err:
-            return Unknown(meaning(err.value).reason, lasting=True)
+            return Unknown(meaning(_code(err)).reason, lasting=True)
         except (AttributeError, OSError) as err:
             return Unknown(f"NVML cannot be loaded: {type(err).__name__}: {err}", lasting=True)
         self._module = module
@@ -135,9 +137,13 @@ class Nvml:
         try:
             return ask(*args)
         except module.NVMLError as err:
-            return _Refused(err.value, meaning(err.value))
+            return _Refused(_code(err), meaning(_code(err)))
         except _misfits(module) as err:
             return _Refused(0, Unknown(f"{function} failed: {type(err).__name__}: {err}", lasting=True))
+
+
+def _code(error: Any) -> int:
+    return int(getattr(error, "value", 999))
 
 
 def _misfits(module: Any) -> tuple[type[Exception], ...]:

@@ -249,7 +249,7 @@ class _Device:
         for name, value in self._gpm.read().items():
             self._checked(value)
             # the driver's own figure stays where it has one: it covers a known period
-            if name != "utilization_frac" or (self._seen.slice is not None):
+            if name != "utilization_frac" or self._seen.slice is not None or isinstance(values[name], Unknown):
                 values[name] = value
 
     def _driver_version(self) -> tuple[Any, ...]:

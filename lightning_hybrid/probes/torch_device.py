@@ -87,7 +87,8 @@ class TorchDeviceProbe:
             values |= self._nvml.read()
         self._had_started = has_started
         if values["active"] is False:
-            told: Values = {}  # calls to a device that is gone fail or hang
+            # calls to a device that is gone fail or hang
+            told: Values = dict.fromkeys(_FIELDS, Unknown(str(values["error"])))
         elif has_started:
             told = self._from_torch(has_memory=isinstance(values.get("memory_used_bytes"), int))
         else:

@@ -216,6 +216,12 @@ def test_use_of_a_mig_slice_comes_from_gpm_where_the_driver_has_it(play: Play, s
     assert (new.utilization_frac, new.sm_active_frac, new.tensor_active_frac) == (0.7, 0.6, 0.5)
 
 
+def test_gpm_stands_in_where_the_driver_does_not_know_the_use_of_a_whole_gpu(play: Play, script: Path) -> None:
+    write(script, gpu(0, utilization=None, gpm=1, gpm__1=35))
+
+    assert play(scenes.read, [0], 2)[0]["utilization_frac"] == 0.35
+
+
 def test_what_this_process_uses_is_unknown_where_the_driver_does_not_list_it(play: Play, script: Path) -> None:
     write(script, gpu(0, processes="17:4096"), gpu(1, processes=f"self:{U64}"))
 

@@ -109,6 +109,28 @@ def test_no_binding_at_all(play: Play, script: Path) -> None:
     assert state["unknown"]["power_w"].startswith("nvidia-ml-py cannot be imported")
 
 
+@pytest.mark.parametrize(
+    ("binding", "reason"),
+    [
+        ("", "the module pynvml that is installed here is not nvidia-ml-py"),
+        (
+            "class NVMLError(Exception): pass\ndef nvmlInit(): raise OSError('no such device')",
+            "OSError: no such device",
+        ),
+        ("class NVMLError(Exception): pass\ndef nvmlInit(): raise NVMLError", "NVML failed without saying why"),
+        ("raise ImportError('half installed')", "nvidia-ml-py cannot be imported: half installed"),
+    ],
+)
+def test_another_binding_of_that_name(play: Play, script: Path, tmp_path: Path, binding: str, reason: str) -> None:
+    (tmp_path / "pynvml.py").write_text(binding)
+
+    said, state = play(scenes.warn, 2, environment={"PYTHONPATH": str(tmp_path)})
+
+    assert len(said) == 1
+    assert said[0].endswith(reason)
+    assert state["unknown"]["power_w"].endswith(reason)
+
+
 def test_a_lost_gpu_says_so_once_and_the_other_goes_on(play: Play, script: Path) -> None:
     write(script, gpu(0), gpu(1))
 

@@ -211,6 +211,7 @@ def test_a_lost_gpu_stays_lost_whatever_torch_remembers() -> None:
     state = probe.read()
 
     assert (state.active, state.error) == (False, "the GPU is lost")
+    assert state.unknown["memory_allocated_bytes"] == "the GPU is lost"
 
 
 def test_the_gpu_is_found_anew_once_cuda_has_started() -> None:
