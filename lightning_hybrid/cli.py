@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import ConfigError, HybridError
 from lightning_hybrid.core.policies import policy_names
 from lightning_hybrid.reports.gantt import check_picture
+from lightning_hybrid.reports.probed import probed_json, probed_text
 from lightning_hybrid.reports.simulated import SimulationResult
 from lightning_hybrid.runtime.recording import Recording
 from lightning_hybrid.simulation import replay, simulate
@@ -137,7 +141,50 @@ def _replayed(options: argparse.Namespace) -> SimulationResult:
     return replay(Recording.load(options.replay), policy=options.policy, store_latency_s=options.store_latency_s)
 
 
+# --- probe ----------------------------------------------------------------------------------------------------------
+
+
+_BETWEEN_S = 0.5
+"""From the first reading, which has no rates, to the second."""
+_ANSWER_S = 10.0
+
+
+def _add_probe(commands: Any, name: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help="show the state of this machine's devices, and what is not known of them and why",
+        description="Reads the host and every accelerator from its driver. Nothing is started on a device.",
+        epilog="example: lightning-hybrid probe --watch 2",
+    )
+    parser.add_argument("--json", action="store_true", help="everything that is known, as one line of JSON")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="again and again, until interrupted")
+    return parser
+
+
+def _probe(options: argparse.Namespace) -> int:
+    if options.watch is not None and not 0 < options.watch < math.inf:
+        raise ConfigError("watch", options.watch, "be a positive number of seconds")
+    from lightning_hybrid.probes.machine import Machine  # torch is needed to ask for devices, and by no other command
+
+    logging.getLogger("lightning_hybrid").addHandler(logging.NullHandler())  # the table says it all
+    machine = Machine(period_s=options.watch or _BETWEEN_S)
+    show = probed_json if options.json else probed_text
+    machine.start()
+    try:
+        machine.wait(2, _BETWEEN_S + _ANSWER_S if options.watch is None else _ANSWER_S)
+        print(show(*machine.read(), machine.missing), flush=True)
+        while options.watch is not None:
+            time.sleep(options.watch)
+            print(("" if options.json else "\n") + show(*machine.read(), machine.missing), flush=True)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        machine.stop()
+    return 0
+
+
 _COMMANDS: tuple[tuple[str, Callable[[Any, str], argparse.ArgumentParser], Command], ...] = (
+    ("probe", _add_probe, _probe),
     ("simulate", _add_simulate, _simulate),
 )
 """Name, what adds its parser, what runs it."""

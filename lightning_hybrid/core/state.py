@@ -6,41 +6,13 @@ Every field that may be unknown is ``None`` when it is; an unknown value is neve
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
+
+from lightning_hybrid.core.device_state import DeviceState as DeviceState
 
 Mode = Literal["queue", "lockstep", "static"]
 """How an epoch is dealt out: ``static`` means without re-distribution."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceState:
-    """One reading of a device and of the host that it sits in.
-
-    ``memory_used_bytes`` counts every process on the device, ``memory_allocated_bytes`` this process alone.
-    For a CPU "device" the memory fields are ``None``: the host fields tell.
-    """
-
-    kind: str
-    """Device type as torch names it: ``cpu``, ``cuda``, ``mps``, ``xpu``."""
-    name: str | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    memory_allocated_bytes: int | None = None
-    utilization_frac: float | None = None
-    host_cpu_frac: float | None = None
-    host_memory_used_bytes: int | None = None
-    host_memory_total_bytes: int | None = None
-    process_memory_bytes: int | None = None
-    timestamp_s: float | None = None
-    """Unix time of the reading."""
-
-    @property
-    def memory_frac(self) -> float | None:
-        """Used share of the device's memory, 0..1."""
-        if self.memory_used_bytes is None or not self.memory_total_bytes:
-            return None
-        return self.memory_used_bytes / self.memory_total_bytes
 
 
 class StepShape(NamedTuple):
@@ -91,8 +63,11 @@ class ReplicaRecord:
     device: DeviceState | None = None
 
     def to_json(self) -> str:
-        """The record as one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """The record as one line of JSON, with the compact form of the device's state."""
+        found = {name: getattr(self, name) for name in _RECORD_NAMES}
+        if self.device is not None:
+            found["device"] = self.device.to_dict(compact=True)
+        return json.dumps(found, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ReplicaRecord:
@@ -100,7 +75,9 @@ class ReplicaRecord:
         fields: dict[str, Any] = json.loads(text)
         device = fields.pop("device")
         newest_steps = tuple(StepShape(*step) for step in fields.pop("newest_steps"))
-        return cls(**fields, newest_steps=newest_steps, device=None if device is None else DeviceState(**device))
+        return cls(
+            **fields, newest_steps=newest_steps, device=None if device is None else DeviceState.from_dict(device)
+        )
 
     @property
     def busy_frac(self) -> float | None:
@@ -116,6 +93,9 @@ class ReplicaRecord:
     def overhead_s_per_step(self) -> float | None:
         """This package's own seconds on the loop's thread, per step."""
         return self.overhead_s / self.steps if self.steps else None
+
+
+_RECORD_NAMES = tuple(each.name for each in fields(ReplicaRecord))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

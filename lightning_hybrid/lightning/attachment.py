@@ -20,6 +20,7 @@ from lightning_hybrid.lightning.ordering import Arranger, has_training_norm, rea
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan, steps_at_most
 from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.lightning.streams import Streams
+from lightning_hybrid.probes.sampler import Sampler
 from lightning_hybrid.probes.torch_device import probe_for
 from lightning_hybrid.runtime import results
 from lightning_hybrid.runtime.assembly import Outputs
@@ -65,13 +66,15 @@ class Attachment:
         self.package = _compat.package_of(trainer)
         kwargs: dict[str, int] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         self._token: str = trainer.strategy.broadcast(uuid.uuid4().hex[:12])
+        device = trainer.strategy.root_device
+        self._sampler = Sampler(probe_for(device), kind=device.type, period_s=config.device_period_s)
         self.engine = Engine(
             config,
             replica=kwargs.get("rank", 0),
             num_replicas=kwargs.get("num_replicas", 1),
             store=open_stores(f"lightning_hybrid/{self._token}"),
-            probe=probe_for(trainer.strategy.root_device),
-            new_timer=lambda: timer_for(trainer.strategy.root_device, config.in_flight_steps),
+            probe=self._sampler,
+            new_timer=lambda: timer_for(device, config.in_flight_steps),
             mode=mode,
             steering=steering,
         )
@@ -89,11 +92,13 @@ class Attachment:
         self.indexed: set[int] = set()
         """The loaders of the present stage whose batches have known dataset indices."""
         self._attach()
+        self._sampler.start()
 
     def detach(self) -> None:
         """Takes every hook out and ends the background threads; safe to call twice."""
         self.patches.undo()
         self.engine.close()
+        self._sampler.stop()
 
     # --- hooks --------------------------------------------------------------------------------------------------
 

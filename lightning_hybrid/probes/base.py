@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
+from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.errors import ConfigError
-from lightning_hybrid.core.state import DeviceState
+from lightning_hybrid.probes.values import Unknown
 
 
 class DeviceProbe(Protocol):
@@ -46,3 +48,12 @@ class FakeProbe:
         state = self._states[self._next]
         self._next = min(self._next + 1, len(self._states) - 1)
         return state
+
+
+def with_values(state: DeviceState, values: Mapping[str, Any]) -> DeviceState:
+    """``state`` with ``values`` by field; the reason of each that is `Unknown` goes to ``unknown``."""
+    known = {name: value for name, value in values.items() if not isinstance(value, Unknown)}
+    reasons = {name: value.reason for name, value in values.items() if isinstance(value, Unknown)}
+    kept = {name: why for name, why in state.unknown.items() if known.get(name) is None}
+    changes: dict[str, Any] = {**dict.fromkeys(reasons), **known, "unknown": kept | reasons}
+    return replace(state, **changes)

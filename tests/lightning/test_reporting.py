@@ -169,13 +169,13 @@ def test_long_interval_still_logs_once_at_the_end(tmp_path: Path) -> None:
 
 
 def test_interval_is_the_trainers(tmp_path: Path) -> None:
-    def rank(_: int) -> tuple[int, int]:
+    def rank(_: int) -> int:
         the_trainer = trainer(2, logger=_csv(tmp_path), log_every_n_steps=5)
         the_trainer.predict(Slow(), ids(60, 1))
-        first = balance_of(the_trainer).statistics.replicas[0]
-        return first.steps, len(_csv_columns(tmp_path)["balance/predict/throughput_samples_per_s"])
+        return balance_of(the_trainer).statistics.replicas[0].steps
 
-    (steps, rows), _ = run_ranks(rank, 2, deadline_s=20)
+    steps, _ = run_ranks(rank, 2, deadline_s=20)
+    rows = len(_csv_columns(tmp_path)["balance/predict/throughput_samples_per_s"])  # rank 0 alone writes them
     assert rows in (steps // 5, steps // 5 + 1)  # the last one may be written in place of an equal step's
 
 

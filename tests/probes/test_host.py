@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from lightning_hybrid.core.state import DeviceState
+from lightning_hybrid.probes.cgroup import CgroupReading
 from lightning_hybrid.probes.host import HostProbe
 
 
@@ -49,13 +51,17 @@ class ScriptedSource:
 def test_the_first_reading_has_everything_but_cpu_use() -> None:
     probe = HostProbe(ScriptedSource(LinuxTimes(1, 1, 8)), clock=lambda: 12.5)
 
-    assert probe.read() == DeviceState(
+    state = probe.read()
+    assert replace(state, unknown={}, host_cpu_cores=None, host_throttled_frac=None) == DeviceState(
         kind="cpu",
+        active=True,
         host_memory_used_bytes=70,
         host_memory_total_bytes=100,
         process_memory_bytes=7,
         timestamp_s=12.5,
     )
+    assert state.unknown["host_cpu_frac"] == "a share of time needs two readings"
+    assert state.unknown["host_cpu_mhz"] == "not known on this system"
 
 
 @pytest.mark.parametrize(
@@ -125,3 +131,88 @@ def test_a_forked_child_reads_its_own_memory() -> None:
     HostProbe(Source(LinuxTimes(0, 0, 0))).read()
     assert asked == [os.getpid()]
     assert probe.read().process_memory_bytes is not None
+
+
+class RichSource(ScriptedSource):
+    """A machine that exposes everything."""
+
+    def getloadavg(self) -> Any:
+        return (3.5, 2.0, 1.0)
+
+    def cpu_count(self) -> int:
+        return 8
+
+    def cpu_freq(self) -> Any:
+        return SimpleNamespace(current=2400.0, max=3500.0)
+
+    def sensors_temperatures(self) -> Any:
+        return {
+            "nvme": [SimpleNamespace(current=99.0)],
+            "coretemp": [SimpleNamespace(current=55.0), SimpleNamespace(current=61.0), SimpleNamespace(current=0.0)],
+        }
+
+
+class StolenTimes(NamedTuple):
+    user: float
+    idle: float
+    steal: float
+
+
+def test_everything_that_a_machine_exposes() -> None:
+    probe = HostProbe(RichSource(StolenTimes(0, 0, 0), StolenTimes(1, 2, 1)), cgroup=CgroupReading)
+    probe.read()
+
+    state = probe.read()
+
+    assert (state.host_load_average, state.host_cpu_cores) == (3.5, 8.0)
+    assert (state.host_cpu_mhz, state.host_cpu_max_mhz, state.host_temperature_celsius) == (2400.0, 3500.0, 61.0)
+    assert (state.host_cpu_frac, state.host_steal_frac) == (0.5, 0.25)
+    assert state.unknown == {"host_throttled_frac": "no CPU quota is in force"}
+
+
+def test_a_container_has_its_own_memory_and_cores() -> None:
+    readings = iter([CgroupReading(50, 30, 1.5, 10, 2), CgroupReading(50, 30, 1.5, 20, 7)])
+    probe = HostProbe(RichSource(*[MacTimes(0, 0, 0)] * 2), cgroup=lambda: next(readings))
+    first, second = probe.read(), probe.read()
+
+    assert (first.host_memory_used_bytes, first.host_memory_total_bytes) == (30, 50)
+    assert first.host_cpu_cores == 1.5
+    assert (first.host_throttled_frac, second.host_throttled_frac) == (None, 0.5)
+
+
+def test_a_limit_above_the_machines_memory_is_none() -> None:
+    probe = HostProbe(RichSource(MacTimes(0, 0, 0)), cgroup=lambda: CgroupReading(1000, 30, 64.0))
+
+    state = probe.read()
+
+    assert (state.host_memory_used_bytes, state.host_memory_total_bytes, state.host_cpu_cores) == (70, 100, 8.0)
+
+
+def test_zero_is_how_psutil_says_that_a_clock_is_not_known() -> None:
+    class Silent(RichSource):
+        def cpu_freq(self) -> Any:
+            return SimpleNamespace(current=2400.0, max=0.0)
+
+        def sensors_temperatures(self) -> Any:
+            return {}
+
+    state = HostProbe(Silent(MacTimes(0, 0, 0)), cgroup=CgroupReading).read()
+
+    assert (state.host_cpu_mhz, state.host_cpu_max_mhz, state.host_temperature_celsius) == (2400.0, None, None)
+    assert state.unknown["host_cpu_max_mhz"] == "the system does not tell"
+
+
+def test_clocks_and_temperatures_are_read_every_ten_seconds() -> None:
+    asked: list[float] = []
+    now = [0.0]
+
+    class Counted(RichSource):
+        def cpu_freq(self) -> Any:
+            asked.append(now[0])
+            return super().cpu_freq()
+
+    probe = HostProbe(Counted(*[MacTimes(0, 0, 0)] * 4), cgroup=CgroupReading, monotonic=lambda: now[0])
+    for now[0] in (0.0, 1.0, 9.9, 10.0):
+        probe.read()
+
+    assert sorted(set(asked)) == [0.0, 10.0]
