@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_hybrid.reports.columns import aligned
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
@@ -42,13 +44,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     numeric = [all(_is_number(row[column]) for row in cells) for column in range(len(headers))]
     widths = [max(len(line[column]) for line in [list(headers), *cells]) for column in range(len(headers))]
     lines = [list(headers), ["-" * width for width in widths], *cells]
-    return "\n".join(
-        "  ".join(
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+    return "\n".join(aligned(lines, [not right for right in numeric]))
 
 
 def target_table(figures: Mapping[str, Any], targets: Sequence[Target]) -> str:

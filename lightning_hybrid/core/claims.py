@@ -46,7 +46,7 @@ class Claimant(Holdings):
         if self.is_starving or self.is_finishing or self.peers.newest_version > self.version.number:
             return False
         with self._board.changed:
-            return self.ranges.num_reserved > self._ahead // 2 and self.ranges.num_unhanded > 1
+            return self._suffice(self.ranges.num_reserved) and self.ranges.num_unhanded > 1
 
     def open_anywhere(self) -> list[tuple[int, RangeKey, Span]]:
         """All positions that somebody has claimed and nobody reserved: owner, range and positions of each part."""
@@ -85,7 +85,7 @@ class Claimant(Holdings):
         with self._board.changed:
             owned = self.ranges.next_to_reserve()
             held, held_cost = self.ranges.num_reserved, self.ranges.cost_reserved
-        if owned is None or held > self._ahead // 2:
+        if owned is None or self._suffice(held):
             return False
         size = self._cells_to_reserve(owned, held, held_cost)
         if size and self._should_look():

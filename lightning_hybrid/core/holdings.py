@@ -222,7 +222,11 @@ class Holdings:
         self._running_cost, self._begun_s = owned.cost(position, position + 1), self.peers.clock()
         if self._sweeper is not None:
             self._running.add(owned.cell_at(position))
-        return owned.reserved - owned.begun <= self._ahead // 2
+        return not self._suffice(owned.reserved - owned.begun)
+
+    def _suffice(self, num_reserved: int) -> bool:
+        """Whether so many reserved cells last until the loop has begun another."""
+        return num_reserved > self._ahead // 2
 
     # --- what is left ------------------------------------------------------------------------------------------------
 

@@ -114,8 +114,12 @@ class Others:
     @cached_property
     def half_done_cost(self) -> float:
         """What they will yet do until then, as far as is known."""
-        is_known = np.isfinite(self.half_done_s)
-        return float(self.speeds[is_known] @ self.half_done_s[is_known])
+        return self.cost_within(self.half_done_s)
+
+    def cost_within(self, seconds: FloatArray) -> float:
+        """What they do together, each in its own time; an infinite one is not known, and counts for nothing."""
+        is_known = np.isfinite(seconds)
+        return float(self.speeds[is_known] @ seconds[is_known])
 
     @cached_property
     def work_s(self) -> FloatArray:

@@ -263,15 +263,14 @@ class Peers:
             return others.half_done_s
         since_s = self.clock() - self._since_s_of_others
         overdue = since_s > others.steps_s + self._overdue_s
-        busy_s: FloatArray = np.where(overdue, since_s, 0.5 * others.steps_s) + others.ahead_s
+        busy_s: FloatArray = np.where(overdue, since_s + others.ahead_s, others.half_done_s)
         return busy_s
 
     def running_cost_of_others(self) -> float:
         """What the others will yet do in their current steps, as far as is known."""
         if self.is_sampled:
             return self._scaled(self._others.half_done_cost)
-        busy_s, speeds = self.busy_s_of_others(), self.speeds_of_others()
-        return self._scaled(float(speeds[np.isfinite(busy_s)] @ busy_s[np.isfinite(busy_s)]))
+        return self._others.cost_within(self.busy_s_of_others())
 
     def reserved_by_others(self) -> tuple[int, float]:
         """Cells that the other replicas have reserved so far, and what they cost; where all are looked at."""

@@ -14,7 +14,7 @@ _SINGLE_CELLS = 2048
 _CELLS_PER_ROUND = 4
 """Cells of each replica, on average, in one round of dealing."""
 _CELLS_PER_DEAL = 32
-"""Cells of each replica below which the rest is placed one by one."""
+"""Cells of each replica, on average, below which the rest is placed one by one; as many at either end always are."""
 
 
 def earliest_completion(

@@ -24,7 +24,6 @@ from lightning_hybrid.core.others import FINISHED, ROW_LEN, row_of
 from lightning_hybrid.core.peers import Peers
 from lightning_hybrid.core.planner import QueuePlanner
 from lightning_hybrid.core.policies import MemoryBounds, NoMemoryBounds, policy_named
-from lightning_hybrid.core.published import Published
 from lightning_hybrid.core.selector import Selector
 from lightning_hybrid.core.speed import SpeedModel
 from lightning_hybrid.core.state import DeviceState, ReplicaRecord
@@ -229,17 +228,15 @@ class _Replica:
         """Reads what the others published."""
         simulation, looked_at = self.simulation, self.view.to_look_at()
         simulation.keys.requests += 1
-        version = simulation.newest_version()
+        version, index = simulation.newest_version(), np.array(looked_at, dtype=np.int64)
         if not self.view.is_sampled:
-            self.view.take_in({r: simulation.published.get(r) for r in looked_at}, version)
+            self.view.take_in(dict(zip(looked_at, simulation.published[index], strict=True)), version)
             return
-        index = np.array(looked_at, dtype=np.int64)
-        rows, words = simulation.rows[index], simulation.words[index]
-        if len(simulation.published) < self.view.world:
-            spoken = ~np.isnan(rows[:, FINISHED])
-            rows, words = rows[spoken], words[spoken]
-            looked_at = [r for r in looked_at if r in simulation.published]
-        self.view.take_in_sample(looked_at, words.tolist(), rows, version)
+        rows = simulation.rows[index]
+        spoken = ~np.isnan(rows[:, FINISHED])
+        if not spoken.all():
+            rows, index = rows[spoken], index[spoken]
+        self.view.take_in_sample(index.tolist(), simulation.published[index].tolist(), rows, version)
 
     def publish(self) -> None:
         """Publishes what this replica knows of itself."""
@@ -248,7 +245,6 @@ class _Replica:
         self.simulation.published[self.me] = published
         if self.view.is_sampled:
             self.simulation.rows[self.me] = row_of(published)
-            self.simulation.words[self.me] = published
 
     def refresh(self) -> ReplicaRecord:
         """The newest record, with what was measured."""
@@ -331,9 +327,9 @@ class Simulation:
         self.keys = _Keys()
         self.period_s = config.exchange_period_s(len(workload.traces))
         self._version: tuple[bytes, QueueVersion] | None = None
-        self.published: dict[int, Published] = {}
+        self.published: npt.NDArray[np.object_] = np.full(len(workload.traces), None, dtype=object)
+        """By replica, what it has said last, ``None`` before its first word; an array, so that samples are fast."""
         self.rows = np.full((len(workload.traces), ROW_LEN), math.nan)
-        self.words = np.full(len(workload.traces), None, dtype=object)
         self._events: list[tuple[float, int, Callable[..., None], _Replica, Any]] = []
         self._serial = 0
         self._steps: list[SimulatedStep] = []
@@ -389,7 +385,8 @@ class Simulation:
         dead = {replica.me for replica in self.replicas if self._is_dead(replica)}
         told = {
             (r, cell)
-            for r in dead & self.published.keys()
+            for r in dead
+            if self.published[r] is not None
             for span in self.published[r].done
             for cell in range(span.start, span.stop)
         }

@@ -52,7 +52,7 @@ class QueueVersion:
 
     def __post_init__(self) -> None:
         prefix = np.concatenate(([0.0], np.cumsum(self.costs.compute)))
-        object.__setattr__(self, "_sums", array("d", prefix))
+        object.__setattr__(self, "_sums", array("d", prefix.tobytes()))
 
     @classmethod
     def proposed(

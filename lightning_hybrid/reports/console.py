@@ -8,6 +8,7 @@ from typing import TextIO
 
 from lightning_hybrid.core.recommend import Recommendation
 from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
+from lightning_hybrid.reports.columns import aligned
 from lightning_hybrid.reports.scalars import overhead_us_per_step
 
 _GIB = 2**30
@@ -25,14 +26,7 @@ def format_table(snapshot: BalanceSnapshot, recommendations: Sequence[Recommenda
     as ``-``.
     """
     rows = [_HEADER, *(_row(snapshot, record) for record in snapshot.replicas)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    table = [
-        "  ".join(
-            cell.ljust(width) if title in _LEFT_ALIGNED else cell.rjust(width)
-            for title, cell, width in zip(_HEADER, row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    table = aligned(rows, [title in _LEFT_ALIGNED for title in _HEADER])
     lines = [_title(snapshot), *table, _figures(snapshot)]
     for recommendation in recommendations:
         lines += _paragraph(f"Recommendation ({recommendation.priority} priority): {recommendation.action}.")

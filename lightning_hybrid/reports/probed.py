@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.hardware import peak_flops_per_s
+from lightning_hybrid.reports.columns import aligned
 
 _GIB = 2**30
 _TERA = 1e12
@@ -24,7 +25,8 @@ def probed_text(host: DeviceState, devices: Sequence[DeviceState], missing: str 
     """
     lines = [_host(host), ""]
     if devices:
-        lines += _table([[title for title, _ in _COLUMNS], *([cell(each) for _, cell in _COLUMNS] for each in devices)])
+        rows = [[title for title, _ in _COLUMNS], *([cell(each) for _, cell in _COLUMNS] for each in devices)]
+        lines += aligned(rows, [True] * len(_COLUMNS))
     else:
         lines.append("no accelerator found")
     if missing is not None:
@@ -116,11 +118,6 @@ _COLUMNS: tuple[tuple[str, _Cell], ...] = (
     ("BF16 TFLOP/s", _peak),
     ("condition", _condition),
 )
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _unknown(states: Sequence[DeviceState]) -> list[str]:
