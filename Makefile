@@ -33,8 +33,8 @@ demo: $(STAMP) ## the main job: stock Trainer, balanced Trainer and the bound on
 	@echo "Results and logs are in demo/. To see the run in TensorBoard:"
 	@echo "    $(BIN)/tensorboard --logdir demo/tensorboard        then open http://localhost:6006"
 
-test: $(STAMP) ## all tests;  ARGS="-k queue -x" is handed to pytest
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## all tests, one process per core;  ARGS="-k queue -x" is handed to pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## style, format, types and the direction of imports
 	$(BIN)/ruff check .
