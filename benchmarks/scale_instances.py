@@ -15,7 +15,8 @@ import numpy as np
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
-from lightning_hybrid.core.simulate import Simulation, Workload
+from lightning_hybrid.core.simulate import Simulation
+from lightning_hybrid.core.simulated import Workload
 from lightning_hybrid.core.traces import SpeedTrace
 
 _STEP_S = 1.0

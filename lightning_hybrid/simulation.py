@@ -20,7 +20,8 @@ from lightning_hybrid.core.errors import ConfigError, CostError
 from lightning_hybrid.core.policies import policy_names
 from lightning_hybrid.core.recording import RecordedRun
 from lightning_hybrid.core.selector import AUTO
-from lightning_hybrid.core.simulate import Simulation, Workload
+from lightning_hybrid.core.simulate import Simulation
+from lightning_hybrid.core.simulated import Workload
 from lightning_hybrid.core.workloads import Device, devices, drawn_costs, traces_for
 from lightning_hybrid.reports.simulated import SimulationResult
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lightning_hybrid.core.cost import Costs
-from lightning_hybrid.core.simulate import Origin, SimulatedRun, SimulatedStep, Workload
+from lightning_hybrid.core.simulated import Origin, SimulatedRun, SimulatedStep, Workload
 from lightning_hybrid.core.traces import SpeedTrace
 
 DEALT, HYBRID, STOLEN = Origin(None, False), Origin("hybrid", False), Origin("hybrid", True)

@@ -15,7 +15,7 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
 from lightning_hybrid.core.errors import PlanError
 from lightning_hybrid.core.paces import Pace, by_known_costs, by_usual_steps
-from lightning_hybrid.core.simulate import Workload
+from lightning_hybrid.core.simulated import Workload
 from lightning_hybrid.core.state import Mode
 from lightning_hybrid.core.traces import SpeedTrace
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_hybrid.core.errors import ConfigError
-from lightning_hybrid.core.simulate import SimulatedRun, SimulatedStep
+from lightning_hybrid.core.simulated import SimulatedRun, SimulatedStep
 from lightning_hybrid.core.traces import SpeedTrace
 
 FIRST, STOLEN = "dealt at the start", "taken from another replica"

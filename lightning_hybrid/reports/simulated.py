@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.recording import RecordedRun
-from lightning_hybrid.core.simulate import SimulatedRun
+from lightning_hybrid.core.simulated import SimulatedRun
 from lightning_hybrid.core.statistics import Statistics
 from lightning_hybrid.core.traces import SpeedTrace
 from lightning_hybrid.reports import gantt

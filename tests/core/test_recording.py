@@ -14,7 +14,8 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
 from lightning_hybrid.core.errors import ConfigError, PlanError
 from lightning_hybrid.core.recording import RecordedRun, RecordedStep, since_all_kept
-from lightning_hybrid.core.simulate import SimulatedRun, Simulation, Workload
+from lightning_hybrid.core.simulate import Simulation
+from lightning_hybrid.core.simulated import SimulatedRun, Workload
 from lightning_hybrid.core.traces import SpeedTrace
 
 

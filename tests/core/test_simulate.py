@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import lightning_hybrid.core.simulate as simulator
+import lightning_hybrid.core.simulated as simulated_records
+import lightning_hybrid.core.simulated_replica as simulated_replica
 from lightning_hybrid import simulation as face
 from lightning_hybrid.core import (
     claims,
@@ -34,7 +36,8 @@ from lightning_hybrid.core.cost import Costs
 from lightning_hybrid.core.plan import Grid, arrange
 from lightning_hybrid.core.policies import policy_names
 from lightning_hybrid.core.selector import Decision, Selector
-from lightning_hybrid.core.simulate import SimulatedRun, SimulatedStep, Simulation, Workload
+from lightning_hybrid.core.simulate import Simulation
+from lightning_hybrid.core.simulated import SimulatedRun, SimulatedStep, Workload
 from lightning_hybrid.core.traces import SpeedTrace
 from lightning_hybrid.runtime import board, claimer, dealing, recorder, steering
 from lightning_hybrid.runtime.spec import EpochSpec
@@ -75,7 +78,7 @@ SHARED = [
 
 @pytest.mark.parametrize(("name", "home", "user"), SHARED, ids=[name for name, *_ in SHARED])
 def test_what_decides_is_the_object_that_the_runtime_uses(name: str, home: ModuleType, user: ModuleType | None) -> None:
-    assert getattr(simulator, name) is getattr(home, name)
+    assert vars(simulated_replica if name in vars(simulated_replica) else simulator)[name] is getattr(home, name)
     assert user is None or getattr(user, name) is getattr(home, name)
 
 
@@ -178,7 +181,8 @@ def faults_of(source: str, *, may_sort: bool = False) -> list[str]:
 
 
 def test_the_simulator_and_its_face_define_no_logic_of_claims_and_policies() -> None:
-    assert faults_of(inspect.getsource(simulator)) == []
+    for module in (simulator, simulated_replica, simulated_records):
+        assert faults_of(inspect.getsource(module)) == []
     # costs are brought into the Trainer's order there; that it is that order, another test says
     assert faults_of(inspect.getsource(face), may_sort=True) == []
 

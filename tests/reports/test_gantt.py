@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_hybrid.core.errors import ConfigError
-from lightning_hybrid.core.simulate import Origin
+from lightning_hybrid.core.simulated import Origin
 from lightning_hybrid.reports.gantt import (
     FIRST,
     STOLEN,

@@ -11,7 +11,7 @@ import pytest
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.cost import Costs
 from lightning_hybrid.core.recording import RecordedRun, RecordedStep
-from lightning_hybrid.core.simulate import SimulatedRun
+from lightning_hybrid.core.simulated import SimulatedRun
 from lightning_hybrid.core.statistics import History
 from lightning_hybrid.core.traces import SpeedTrace
 from lightning_hybrid.reports.simulated import SimulationResult
