@@ -26,7 +26,7 @@ from benchmarks.peer_cases import CASE_NAMES, peer_cases
 from benchmarks.peer_runs import System
 from benchmarks.report import Target, json_line, missed, table, target_table, write_record
 
-PEERS: tuple[System, ...] = ("ray", "accelerate", "pool")
+PEERS: tuple[System, ...] = ("accelerate", "pool", "ray")
 MODULES: Mapping[System, Sequence[str]] = {"ray": ("ray", "pandas", "pyarrow"), "accelerate": ("accelerate",)}
 """What has to be installed for a peer; the pool comes with Python."""
 
