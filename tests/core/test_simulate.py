@@ -154,7 +154,17 @@ def test_known_costs_of_samples_make_the_cells_of_the_trainer() -> None:
     assert simulated.run.workload.costs.compute.tolist() == by_the_trainer
 
 
-PARTS_THAT_DECIDE = {"holdings", "partition", "placement", "proposals", "ranges", "shares", "sweep", "workqueue"}
+PARTS_THAT_DECIDE = {
+    "holdings",
+    "partition",
+    "placement",
+    "proposals",
+    "ranges",
+    "reserving",
+    "shares",
+    "sweep",
+    "workqueue",
+}
 """Files of the core that the simulator has no business with: those that it drives do."""
 DECISIONS = {"adopt", "claim", "declines", "head_claim", "propose", "reserve", "seal", "steal", "tail_claim"}
 CHOOSING = {"argmax", "argmin", "argpartition", "argsort", "choice", "searchsorted", "shuffle", "sorted"}
