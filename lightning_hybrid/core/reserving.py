@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_hybrid.core.holdings import Holdings
+from lightning_hybrid.core.prospects import Prospects
 from lightning_hybrid.core.ranges import OwnedRange
 
 
-class Reserving(Holdings):
+class Reserving(Prospects):
     """A replica's holdings, and how much of them it reserves ahead of its loop."""
 
     def _reserve(self) -> bool:
