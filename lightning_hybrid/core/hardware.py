@@ -78,6 +78,7 @@ _TABLE: tuple[tuple[tuple[str, ...], _Peaks, str], ...] = (
     # names, then 1e12 operations per second of float64, float32, tfloat32, bfloat16, float16, float8, int8, then source
     (("NVIDIA B200",), (37, 75, 1100, 2250, 2250, 4500, 4500), _BLACKWELL + ", HGX B200"),
     (("NVIDIA GB200",), (40, 80, 1250, 2500, 2500, 5000, 5000), _BLACKWELL + ", GB200 NVL72"),
+    (("NVIDIA B300 SXM6 AC",), (1.25, 75, 1125, 2250, 2250, 4500, _X), "NVIDIA HGX B300 data sheet, one of eight"),
     (("NVIDIA H200",), (67, 67, 494.5, 989.5, 989.5, 1979, 1979), _H200),
     (("NVIDIA H200 NVL",), (60, 60, 417.5, 835.5, 835.5, 1670.5, 1670.5), _H200),
     (("NVIDIA H100 80GB HBM3",), (67, 67, 494.5, 989.5, 989.5, 1979, 1979), _H100),
