@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lightning_hybrid.core.recommend import Recommendation
     from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
     from lightning_hybrid.core.statistics import Statistics
+    from lightning_hybrid.core.system_state import SystemState
     from lightning_hybrid.core.traces import SpeedTrace
     from lightning_hybrid.lightning.callback import HybridBalanceCallback
     from lightning_hybrid.lightning.strategy import HybridDDPStrategy
@@ -61,6 +62,7 @@ __all__ = [
     "SimulationResult",
     "SpeedTrace",
     "Statistics",
+    "SystemState",
     "register_policy",
     "replay",
     "simulate",
@@ -87,6 +89,7 @@ _HOMES = {
     "SimulationResult": "reports.simulated",
     "SpeedTrace": "core.traces",
     "Statistics": "core.statistics",
+    "SystemState": "core.system_state",
     "register_policy": "core.policies",
     "replay": "simulation",
     "simulate": "simulation",

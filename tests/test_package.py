@@ -32,6 +32,7 @@ PUBLIC = [
     "SimulationResult",
     "SpeedTrace",
     "Statistics",
+    "SystemState",
     "register_policy",
     "replay",
     "simulate",

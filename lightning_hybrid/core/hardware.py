@@ -67,6 +67,7 @@ def _plain(name: str) -> str:
 
 _X = None
 _H100, _H200 = "NVIDIA H100 Tensor Core GPU data sheet", "NVIDIA H200 Tensor Core GPU data sheet"
+_BLACKWELL = "NVIDIA Blackwell data sheet, individual GPU"
 _A100 = "NVIDIA A100 Tensor Core GPU data sheet"
 _ADA, _BLACKWELL_RTX = "NVIDIA Ada GPU architecture white paper", "NVIDIA RTX Blackwell GPU architecture white paper"
 _GA102, _TURING = "NVIDIA Ampere GA102 GPU architecture white paper", "NVIDIA Turing GPU architecture white paper"
@@ -75,8 +76,9 @@ _V100, _P100 = "NVIDIA V100 Tensor Core GPU data sheet", "NVIDIA Tesla P100 data
 _Peaks = tuple[float | None, ...]
 _TABLE: tuple[tuple[tuple[str, ...], _Peaks, str], ...] = (
     # names, then 1e12 operations per second of float64, float32, tfloat32, bfloat16, float16, float8, int8, then source
-    (("NVIDIA B200",), (37, 75, 1100, 2250, 2250, 4500, 4500), "NVIDIA HGX B200 data sheet"),
-    (("NVIDIA GB200",), (40, 80, 1250, 2500, 2500, 5000, 5000), "NVIDIA GB200 NVL72 data sheet"),
+    (("NVIDIA B200",), (37, 75, 1100, 2250, 2250, 4500, 4500), _BLACKWELL + ", HGX B200"),
+    (("NVIDIA GB200",), (40, 80, 1250, 2500, 2500, 5000, 5000), _BLACKWELL + ", GB200 NVL72"),
+    (("NVIDIA B300 SXM6 AC",), (1.25, 75, 1125, 2250, 2250, 4500, _X), "NVIDIA HGX B300 data sheet, one of eight"),
     (("NVIDIA H200",), (67, 67, 494.5, 989.5, 989.5, 1979, 1979), _H200),
     (("NVIDIA H200 NVL",), (60, 60, 417.5, 835.5, 835.5, 1670.5, 1670.5), _H200),
     (("NVIDIA H100 80GB HBM3",), (67, 67, 494.5, 989.5, 989.5, 1979, 1979), _H100),
@@ -101,7 +103,7 @@ _TABLE: tuple[tuple[tuple[str, ...], _Peaks, str], ...] = (
     (("NVIDIA A40",), (_X, 37.4, 74.8, 149.7, 149.7, _X, 299.3), "NVIDIA A40 data sheet"),
     (("NVIDIA A10",), (_X, 31.2, 62.5, 125, 125, _X, 250), "NVIDIA A10 data sheet"),
     (("NVIDIA A10G",), (_X, 31.52, 35, 70, 70, _X, 140), "NVIDIA A10G data sheet for Amazon Web Services"),
-    (("NVIDIA A16",), (_X, 4.5, 9, 17.9, 17.9, _X, 35.9), "NVIDIA A16 data sheet, one of four"),
+    (("NVIDIA A16",), (_X, 4.5, 9, _X, 17.9, _X, 35.9), "NVIDIA A16 data sheet, one of four"),
     (("NVIDIA A2",), (_X, 4.5, 9, 18, 18, _X, 36), "NVIDIA A2 data sheet"),
     (("NVIDIA L40S",), (_X, 91.6, 183, 362.05, 362.05, 733, 733), "NVIDIA L40S data sheet"),
     (("NVIDIA L40",), (_X, 90.5, 90.5, 181.05, 181.05, 362, 362), "NVIDIA L40 data sheet"),

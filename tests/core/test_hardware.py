@@ -9,7 +9,9 @@ from lightning_hybrid.core.hardware import known_names, peak_flops_per_s, source
     ("name", "dtype", "tera"),
     [
         ("NVIDIA B200", "bfloat16", 2250),
+        ("NVIDIA B200", "tfloat32", 1100),
         ("NVIDIA GB200", "float8", 5000),
+        ("NVIDIA B300 SXM6 AC", "float8", 4500),
         ("NVIDIA H200", "bfloat16", 989.5),
         ("NVIDIA H200 NVL", "bfloat16", 835.5),
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.5),
@@ -24,7 +26,7 @@ from lightning_hybrid.core.hardware import known_names, peak_flops_per_s, source
         ("NVIDIA A40", "bfloat16", 149.7),
         ("NVIDIA A10", "bfloat16", 125),
         ("NVIDIA A10G", "bfloat16", 70),
-        ("NVIDIA A16", "bfloat16", 17.9),
+        ("NVIDIA A16", "float16", 17.9),
         ("NVIDIA A2", "bfloat16", 18),
         ("NVIDIA L40S", "bfloat16", 362.05),
         ("NVIDIA L40", "bfloat16", 181.05),
@@ -75,6 +77,7 @@ def test_a_real_name_has_its_data_sheets_dense_figure(name: str, dtype: str, ter
         "NVIDIA H100",
         "NVIDIA H20",
         "NVIDIA H800",
+        "NVIDIA B300",
         "NVIDIA L4 Tensor",
         "NVIDIA L40G",
         "NVIDIA L2",
@@ -122,6 +125,7 @@ def test_types_go_by_torchs_names(dtype: str, tera: float | None) -> None:
 def test_what_the_data_sheet_does_not_give_is_not_known() -> None:
     assert peak_flops_per_s("Tesla V100-SXM2-32GB", "bfloat16") is None
     assert peak_flops_per_s("Tesla T4", "bfloat16") is None
+    assert peak_flops_per_s("NVIDIA A16", "bfloat16") is None
 
 
 def test_every_name_stands_once_and_has_a_source() -> None:
