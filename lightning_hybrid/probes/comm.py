@@ -158,8 +158,18 @@ class CommunicationProbe:
         )
 
 
-def measure_group(depth: Depth, device: torch.device, timeout_s: float) -> CommunicationState | None:
-    """Measures the default process group, with all of its ranks; ``None`` where its backend is not gloo or NCCL.
+def num_measurable_ranks() -> int:
+    """Ranks of the default process group; 0 where there is none, or of another kind than gloo or NCCL."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0
+    if not GroupTransport.carries(dist.group.WORLD):
+        _log.debug("links between ranks are not measured with the backend %s", dist.get_backend())
+        return 0
+    return dist.get_world_size()
+
+
+def measure_group(depth: Depth, device: torch.device, timeout_s: float) -> CommunicationState:
+    """Measures the default process group, with all of its ranks.
 
     Args:
         depth: How much is measured; the same on all ranks.
@@ -169,12 +179,8 @@ def measure_group(depth: Depth, device: torch.device, timeout_s: float) -> Commu
     Raises:
         PeerFailed: a rank has ended, or does not answer within ``timeout_s``.
     """
-    group = dist.group.WORLD
-    if not GroupTransport.carries(group):
-        _log.debug("links between ranks are not measured with the backend %s", dist.get_backend(group))
-        return None
     copies = TorchHostCopies(device) if device.type == "cuda" else None
-    return CommunicationProbe(GroupTransport(group, device, timeout_s), host_copies=copies).measure(depth)
+    return CommunicationProbe(GroupTransport(dist.group.WORLD, device, timeout_s), host_copies=copies).measure(depth)
 
 
 def all_arrive(store: Keys, num_ranks: int, *, patience_s: float, poll_s: float) -> bool:
