@@ -24,7 +24,7 @@ PILOT_BYTES = 2**16
 """Size of the larger message of the pilot."""
 _LEAST_BYTES = 2**12
 _PLANNED_FRAC = 0.5
-"""Part of the budget that is planned for; the pilot and what ranks wait for each other take the rest."""
+"""Part of what the pilot has left of the budget that is planned for; waits for ranks whose cores are busy take more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +57,8 @@ class Pilot:
     """An exchange of `SMALL_BYTES`."""
     large_s: float
     """An exchange of `PILOT_BYTES`."""
+    spent_s: float = 0.0
+    """All of it so far."""
 
     @property
     def s_per_byte(self) -> float:
@@ -111,7 +113,7 @@ def plan_exchanges(depth: Depth, num_ranks: int, pilot: Pilot) -> ExchangePlan:
     if num_ranks < 2:
         raise ConfigError("num_ranks", num_ranks, "be at least 2")
     limits = LIMITS[depth]
-    most_s = _PLANNED_FRAC * limits.budget_s
+    most_s = _PLANNED_FRAC * max(0.0, limits.budget_s - pilot.spent_s)
     rounds = _bounded(rounds_of(depth, num_ranks), limits.most_pairs)
     plan = ExchangePlan(
         num_ranks=num_ranks,

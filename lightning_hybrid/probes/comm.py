@@ -67,12 +67,12 @@ class CommunicationProbe:
             PeerFailed: a rank has ended, or does not answer.
         """
         begun_s = self._clock()
-        plan = plan_exchanges(depth, self._transport.num_ranks, self._pilot(depth))
+        plan = plan_exchanges(depth, self._transport.num_ranks, self._pilot(depth, begun_s))
         seconds = [*self._exchanges_s(plan), *self._all_reduces_s(plan), *self._copies_s(depth)]
         agreed = self._transport.most([*seconds, self._clock() - begun_s])
         return self._state(depth, plan, [value if value > 0 else None for value in agreed])
 
-    def _pilot(self, depth: Depth) -> Pilot:
+    def _pilot(self, depth: Depth, begun_s: float) -> Pilot:
         transport = self._transport
         transport.all_reduce(SMALL_BYTES)  # the ranks have not begun at the same time
         all_reduce_s = self._median_s(lambda: transport.all_reduce(SMALL_BYTES), _PILOT_REPEATS)
@@ -85,8 +85,9 @@ class CommunicationProbe:
                 self._median_s(lambda: transport.exchange(peer, SMALL_BYTES), _PILOT_REPEATS),
                 self._median_s(lambda: transport.exchange(peer, PILOT_BYTES), 1),
             ]
-        all_reduce_s, connect_s, small_s, large_s = transport.most([all_reduce_s, *times_s])
-        return Pilot(all_reduce_s=all_reduce_s, connect_s=connect_s, small_s=small_s, large_s=large_s)
+        agreed = transport.most([all_reduce_s, *times_s, self._clock() - begun_s])
+        names = ("all_reduce_s", "connect_s", "small_s", "large_s", "spent_s")
+        return Pilot(**dict(zip(names, agreed, strict=True)))
 
     def _exchanges_s(self, plan: ExchangePlan) -> Iterator[float]:
         """Times of a small and of a large exchange of every pair that is measured, 0 where this rank does not tell."""
