@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.config import HybridConfig, ModeOption
+from lightning_hybrid.core.exchanges import Depth
 from lightning_hybrid.core.state import Mode
 from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.probes.base import DeviceProbe
+from lightning_hybrid.probes.comm import all_arrive, measure_group, num_measurable_ranks
 from lightning_hybrid.runtime.collectives import CollectiveClock
 from lightning_hybrid.runtime.spec import EpochSpec, Stage
 from lightning_hybrid.runtime.steering import Steering
 from lightning_hybrid.runtime.store import InProcessStore, Store
 from lightning_hybrid.runtime.timing import StepTimer
 from lightning_hybrid.runtime.work import Work
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Engine:
@@ -59,6 +66,27 @@ class Engine:
         self._store, self._mode = store, mode
         self._decided: dict[Stage, Mode] = {}
         self._passes = Counter[tuple[Stage, int]]()
+        self._num_measurements = 0
+
+    def measure_links(self, depth: Depth, device: torch.device) -> CommunicationState | None:
+        """How fast ranks reach each other and this rank its ``device``; every rank calls it, before a step.
+
+        ``None``, on all ranks, where one was not ready within ``comm_probe_patience_s``, where the process group is of
+        another kind than gloo or NCCL, or where there is one rank only.
+
+        Raises:
+            PeerFailed: a rank ended while they were measured.
+            CoordinationTimeout: the store does not answer.
+        """
+        num_ranks = num_measurable_ranks()
+        if num_ranks < 2:
+            return None
+        self._num_measurements += 1
+        store, config = self._store(f"links/{self._num_measurements}"), self.config
+        patience_s, poll_s = config.comm_probe_patience_s, config.endgame_poll_s
+        if not all_arrive(store, num_ranks, patience_s=patience_s, poll_s=poll_s):
+            return None
+        return measure_group(depth, device, timeout_s=config.claim_deadline_s)
 
     def open_store(self, stage: Stage, loader_idx: int) -> tuple[Store, int]:
         """The store of the next pass over a loader, empty, and the number of that pass in this run."""

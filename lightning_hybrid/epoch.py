@@ -17,7 +17,7 @@ from lightning_hybrid.core.config import ModeOption
 from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.recording import KeptSteps
-from lightning_hybrid.core.state import BalanceSnapshot, Mode
+from lightning_hybrid.core.state import BalanceSnapshot, Mode, ReplicaRecord
 from lightning_hybrid.runtime.board import Board
 from lightning_hybrid.runtime.claimer import QueueDealer
 from lightning_hybrid.runtime.collectives import CollectiveCounter, CollectiveWatch
@@ -71,7 +71,7 @@ class EpochRun:
         )
         self._learnt: str | None = None
         self._conductor: Conductor | None = None
-        self._board.source = lambda: self.recorder.record(cells_stolen=self._cells_stolen)
+        self._board.source = self._record
         self.figures = EpochFigures(spec, engine.replica, self._board)
 
     # --- works --------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class EpochRun:
         if self._closed or self._handed:
             return
         self._learn(drain=True)
-        self.recorder.record(cells_stolen=self._cells_stolen, finished=True)
+        self._record(finished=True)
         if self._dealer is not None:
             self._dealer.finish()
         self.close()
@@ -233,6 +233,10 @@ class EpochRun:
     def recording_of(self, kept: Mapping[int, KeptSteps]) -> Recording:
         """The recording of this pass, of the steps that every replica has kept."""
         return recording_of(self.spec, self.mode, self._engine.config, kept)
+
+    def _record(self, *, finished: bool = False) -> ReplicaRecord:
+        in_lockstep = self._mode == "lockstep"
+        return self.recorder.record(cells_stolen=self._cells_stolen, times_collectives=in_lockstep, finished=finished)
 
     @property
     def _cells_stolen(self) -> int:

@@ -13,6 +13,7 @@ ModeOption = Literal["auto", "queue", "lockstep"]
 OrderOption = Literal["loader", "dataset"]
 GatherOption = Literal["all", "rank_zero", "none"]
 IterableOption = Literal["stock", "claim", "sharded"]
+CommProbeOption = Literal["quick", "full", "off"]
 
 ENVIRONMENT_PREFIX = "LIGHTNING_HYBRID_"
 _LOOK_AHEAD = 0.2
@@ -137,6 +138,10 @@ class HybridConfig:
     """Most bytes of results that one rank sends in one piece."""
     device_period_s: float = 1.0
     """How often the state of the device is read."""
+    comm_probe: CommProbeOption = "quick"
+    """What is measured of the links before the first step: a few pairs (0.2 s at most), all pairs (2 s), or nothing."""
+    comm_probe_patience_s: float = 5.0
+    """Longest wait for the other ranks to be ready for that; nothing is measured where one is not."""
     straggler_threshold_frac: float = 0.25
     """How much slower than the median of the others a replica must be to be called a straggler."""
 
@@ -231,6 +236,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("lockstep_block_rounds", 1, math.inf),
     ("gather_chunk_bytes", 1, math.inf),
     ("device_period_s", _POSITIVE, math.inf),
+    ("comm_probe_patience_s", 0, math.inf),
     ("straggler_threshold_frac", 0, math.inf),
 )
 

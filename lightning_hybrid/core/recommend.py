@@ -6,10 +6,12 @@ A gain is computed by re-running the arithmetic of the run without the cause; it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
+from lightning_hybrid.core.causes import causes_of_slowness
+from lightning_hybrid.core.conditions import UNKNOWN, Cause, Condition
 from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.core.state import BalanceSnapshot, ReplicaRecord
 
@@ -28,6 +30,18 @@ _WHERE_TO_LOOK = {
 _WHERE_TO_LOOK_ANYWHERE = (
     "On its machine, look for other work on that device, for heat or power limits, and whether it is of a smaller kind."
 )
+_REMEDIES = {
+    "thermal_throttling": "Cool it: look for blocked air, failed fans and hot neighbours.",
+    "hardware_slowdown": "Look at its power supply and power cables: the board itself holds the clocks down.",
+    "power_cap": "Give it the power limit of the others (`nvidia-smi -i N -pl WATTS`), if supply and cooling allow.",
+    "low_clocks": "Let it clock like the others: `nvidia-smi -i N -q -d CLOCK` shows its settings, and `-rac` and"
+    " `-rgc` reset them.",
+    "co_tenants": "End or move the other processes that `nvidia-smi -i N` lists on it.",
+    "narrow_pcie": "Seat the card anew, or put it into a slot with as many lanes as the others have.",
+    "host_steal": "Move it to a host that is not overbooked: other virtual machines take its CPU time.",
+    "cpu_quota": "Raise the CPU limit of its container: it runs out.",
+    "dataloader_wait": "Give its loader more workers, or faster storage.",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +92,8 @@ def straggler(snapshot: BalanceSnapshot, *, threshold_frac: float = 0.25) -> Rec
     out by speed, samples / replicas / slowest speed where the shares are equal. The gain is the difference to the same
     sum with the straggler at the median speed of the others. Speeds are means over the whole run and per unit of cost,
     told in samples of the run's mean cost, so that a replica with longer samples is no straggler; replicas without a
-    known speed are left out.
+    known speed are left out. Where what is known of the devices names a cause (`causes_of_slowness`), description,
+    evidence and advice tell of it.
 
     Args:
         snapshot: The newest records of all replicas.
@@ -111,7 +126,12 @@ def straggler(snapshot: BalanceSnapshot, *, threshold_frac: float = 0.25) -> Rec
     doubt_frac = 2 * (slowest.cost_speed_error_frac or 0.0)
     if others_per_s / slow_per_s * (1 - doubt_frac) <= 1 + threshold_frac:
         return None
-    return _recommend_straggler(snapshot, slowest, slow_per_s, others_per_s, list(speeds.values()))
+    others = [Condition.of(r, speeds[r.replica]) for r in records if r.replica in speeds]
+    found = causes_of_slowness(Condition.of(slowest, slow_per_s), others, threshold_frac=threshold_frac)
+    causes = [cause for cause in found if cause is not UNKNOWN]
+    return _with_causes(
+        _recommend_straggler(snapshot, slowest, slow_per_s, others_per_s, list(speeds.values())), causes
+    )
 
 
 def format_markdown(recommendations: Sequence[Recommendation]) -> str:
@@ -163,6 +183,19 @@ def _recommend_straggler(
         expected_gain_frac=dealing.gain_frac,
         how_to=_WHERE_TO_LOOK.get(kind or "", _WHERE_TO_LOOK_ANYWHERE),
         device=None if record.device is None else record.device.name or kind,
+    )
+
+
+def _with_causes(recommendation: Recommendation, causes: Sequence[Cause]) -> Recommendation:
+    if not causes:
+        return recommendation
+    told = causes[0].format() if len(causes) == 1 else "; ".join(f"{i}. {c.format()}" for i, c in enumerate(causes, 1))
+    numbers = {field: value for cause in causes for field, value, _ in cause.evidence if not isinstance(value, str)}
+    return replace(
+        recommendation,
+        description=f"{recommendation.description} Likely {'cause' if len(causes) == 1 else 'causes'}: {told}.",
+        evidence={**recommendation.evidence, **numbers},
+        how_to=" ".join([*(_REMEDIES[cause.name] for cause in causes), recommendation.how_to]),
     )
 
 

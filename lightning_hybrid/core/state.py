@@ -41,6 +41,9 @@ class ReplicaRecord:
     steps: int = 0
     busy_s: float = 0.0
     wait_s: float = 0.0
+    collective_s: float | None = None
+    """Time of the finished steps inside collectives, waits for other ranks included; ``busy_s`` is without it.
+    ``None`` in queue mode, where steps have none, and on devices that run them asynchronously."""
     wall_s: float = 0.0
     overhead_s: float = 0.0
     speed_per_s: float | None = None
@@ -83,6 +86,12 @@ class ReplicaRecord:
     def busy_frac(self) -> float | None:
         """Share of the wall time spent in the user's step, 0..1."""
         return min(1.0, self.busy_s / self.wall_s) if self.wall_s > 0 else None
+
+    @property
+    def collective_frac(self) -> float | None:
+        """Share of the time of its steps that went into collectives, 0..1."""
+        step_s = None if self.collective_s is None else self.busy_s + self.collective_s
+        return self.collective_s / step_s if self.collective_s is not None and step_s else None
 
     @property
     def mean_speed_per_s(self) -> float | None:

@@ -16,6 +16,7 @@ from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.conclusion import Pack, conclude
+from lightning_hybrid.lightning.links import Links
 from lightning_hybrid.lightning.ordering import Arranger, has_training_norm, reason_to_keep
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan, steps_at_most
 from lightning_hybrid.lightning.patches import Patches
@@ -65,14 +66,14 @@ class Attachment:
         mode = self._mode()  # may raise, on all ranks alike, so it comes before the first exchange
         self.package = _compat.package_of(trainer)
         kwargs: dict[str, int] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-        self._token: str = trainer.strategy.broadcast(uuid.uuid4().hex[:12])
+        token, depth = trainer.strategy.broadcast((uuid.uuid4().hex[:12], config.comm_probe))
         device = trainer.strategy.root_device
         self._sampler = Sampler(probe_for(device), kind=device.type, period_s=config.device_period_s)
         self.engine = Engine(
             config,
             replica=kwargs.get("rank", 0),
             num_replicas=kwargs.get("num_replicas", 1),
-            store=open_stores(f"lightning_hybrid/{self._token}"),
+            store=open_stores(f"lightning_hybrid/{token}"),
             probe=self._sampler,
             new_timer=lambda: timer_for(device, config.in_flight_steps),
             mode=mode,
@@ -82,6 +83,7 @@ class Attachment:
         """What this rank holds of the outputs of each loader of predict."""
         self.arranger = Arranger(trainer, cost, reuse, config, self._say_once)
         self._streams = Streams(trainer, self.engine, self._say_once)
+        self.links = Links(trainer, self.engine, depth)
         self.patches = Patches()
         self._said: set[str] = set()
         self._adopted: list[str] = []
@@ -121,6 +123,7 @@ class Attachment:
             have_length = all(self._streams.claims(loader) or live.will_have_length(loader) for loader in flat)
             self._read_ahead = 0 if have_length else 1
             self._streams.forget()
+            self.links.are_used = False
             self.indexed = set()
             return loaders
 
@@ -138,6 +141,7 @@ class Attachment:
                 self.arranger.pass_over(stage, loader_idx)
                 return original(dataloader, shuffle=shuffle, mode=mode)
             deal = self._deal(dataloader, stage, loader_idx)
+            self.links.are_used |= deal in ("balance", "claim")
             if deal in ("stock", "as it is", "claim"):
                 self.arranger.pass_over(stage, loader_idx)
             if deal == "claim":

@@ -8,7 +8,14 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from lightning_hybrid.core.config import GatherOption, HybridConfig, IterableOption, ModeOption, OrderOption
+from lightning_hybrid.core.config import (
+    CommProbeOption,
+    GatherOption,
+    HybridConfig,
+    IterableOption,
+    ModeOption,
+    OrderOption,
+)
 from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.core.policies import Policy, is_policy_name, policy_named
 from lightning_hybrid.core.recommend import Recommendation
@@ -55,6 +62,8 @@ class HybridBalanceCallback(LastRun, Callback):
     ``balance/<s>/reused_samples``                    samples that were not run, because an equal one was (``reuse``)
     ``balance/<s>/overhead_us_per_step``              this package's own time on the loop's thread
     ``devices/<s>/<field>/replica<r>``                memory, utilisation and host readings that are known
+    ``performance/<s>/communication_frac/replica<r>`` share of the step time in collectives, in lockstep mode
+    ``performance/<s>/<link>``                        what the links between ranks carry (``comm_probe``)
     ================================================  ==============================================================
 
     Args:
@@ -79,6 +88,8 @@ class HybridBalanceCallback(LastRun, Callback):
         max_micro_batch_size: Most samples of one step where lockstep cuts batches anew.
         batch_dependent: ``True`` says that results depend on the whole batch, so that batches are never cut anew, for
             ``cost`` and ``reuse`` neither.
+        comm_probe: What is measured of the links between ranks before the first step, once for a Trainer:
+            ``"quick"`` (neighbours in a ring, 0.2 s at most), ``"full"`` (all pairs, 2 s at most) or ``"off"``.
         config: All other settings.
 
     Raises:
@@ -104,6 +115,7 @@ class HybridBalanceCallback(LastRun, Callback):
         reuse: KeyOption | None = None,
         max_micro_batch_size: int | None = None,
         batch_dependent: bool | None = None,
+        comm_probe: CommProbeOption | None = None,
         config: HybridConfig | None = None,
     ) -> None:
         super().__init__()
@@ -119,6 +131,7 @@ class HybridBalanceCallback(LastRun, Callback):
             "target_throughput_per_s": target_throughput_per_s,
             "max_micro_batch_size": max_micro_batch_size,
             "batch_dependent": batch_dependent,
+            "comm_probe": comm_probe,
         }
         given = {name: value for name, value in arguments.items() if value is not None}
         self.config = HybridConfig.from_environment(os.environ, **given) if config is None else config.but(**given)
@@ -232,6 +245,7 @@ class HybridBalanceCallback(LastRun, Callback):
     def _begin(self) -> None:
         if self._attachment is not None:
             self._attachment.arranger.has_begun = True
+            self._communication = self._attachment.links.measure() or self._communication
 
     def _step(self) -> None:
         attachment, reporter = self._attachment, self._reporter
@@ -256,7 +270,7 @@ class HybridBalanceCallback(LastRun, Callback):
         epochs = self._attachment.engine.epochs
         self._keep(epochs)
         if self._reporter is not None:
-            self._reporter.end(epochs, self.policies)
+            self._reporter.end(epochs, self.policies, self.communication)
 
     def _detach(self) -> None:
         if self._attachment is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import ResultsError
 from lightning_hybrid.core.plan import Grid, Plan
@@ -26,6 +27,7 @@ class LastRun:
         self._plans: list[Plan] = []
         self._grids: list[Grid] = []
         self._recordings: list[Recording] = []
+        self._communication: CommunicationState | None = None
 
     @property
     def statistics(self) -> BalanceSnapshot | None:
@@ -69,6 +71,11 @@ class LastRun:
     def system_state(self) -> tuple[DeviceState | None, ...]:
         """The last reading of every replica's device; ``None`` where there is none."""
         return () if self.statistics is None else tuple(record.device for record in self.statistics.replicas)
+
+    @property
+    def communication(self) -> CommunicationState | None:
+        """How fast ranks reach each other, as last measured; ``None`` before, and where it is not (`comm_probe`)."""
+        return self._communication
 
     def rows(self, dataloader_idx: int = 0) -> list[Any]:
         """One result per sample of the last `trainer.predict`, in the order that ``order`` names.

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.recommend import Recommendation, straggler
 from lightning_hybrid.core.state import BalanceSnapshot
@@ -37,6 +38,7 @@ class Reporter:
         self._loggers = list(trainer.loggers)
         self._samples_before = Counter[Stage]()
         self._logged: tuple[EpochRun, int] | None = None
+        self._communication: CommunicationState | None = None
         self.recommendations: tuple[Recommendation, ...] = ()
 
     def step(self, epoch: EpochRun, epochs: Sequence[EpochRun]) -> None:
@@ -52,8 +54,10 @@ class Reporter:
             earlier = sum(e.spec.grid.num_samples for e in epochs if e.spec.loader_idx < snapshot.loader_idx)
             self._report.log_snapshot(snapshot, self._x(snapshot, earlier))
 
-    def end(self, epochs: Sequence[EpochRun], policies: Statistics) -> None:
-        """Logs and prints the final figures of all loaders of a stage."""
+    def end(
+        self, epochs: Sequence[EpochRun], policies: Statistics, communication: CommunicationState | None = None
+    ) -> None:
+        """Logs and prints the final figures of all loaders of a stage, and once what the links carry."""
         self._follow_loggers()
         in_fit = _compat.in_fit(self._trainer)
         snapshots = [epoch.snapshot() for epoch in epochs]
@@ -70,6 +74,9 @@ class Reporter:
             self._report.log_recommendations(self.recommendations, x, stage=stage)
             if any(epoch.is_balanced for epoch in epochs):
                 self._report.log_policies(policies.of_stage(stage), x, stage=stage)
+            if communication is not None and communication is not self._communication:
+                self._communication = communication
+                self._report.log_communication(communication, x, stage=stage)
         self._report.close()
 
     def hook_progress_bar(self, patches: Patches, current: Any) -> None:

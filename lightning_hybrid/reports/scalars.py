@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
 
 _GIB = 2**30
@@ -31,6 +32,7 @@ def scalars(snapshot: BalanceSnapshot) -> dict[str, float]:
     ``balance/<stage>/throughput_samples_per_s``            samples per second of all replicas together
     ``balance/<stage>/reused_samples``                      samples that were not run, because an equal one was
     ``balance/<stage>/overhead_us_per_step``                this package's own time per step, of the worst replica
+    ``performance/<stage>/communication_frac/replica<r>``   share of its step time in collectives; lockstep only
     ``devices/<stage>/memory_used_gib/replica<r>``          device memory in use, by all processes
     ``devices/<stage>/memory_allocated_gib/replica<r>``     device memory allocated by this rank's process
     ``devices/<stage>/memory_frac/replica<r>``              device memory in use over its total, 0..1
@@ -55,10 +57,40 @@ def scalars(snapshot: BalanceSnapshot) -> dict[str, float]:
     for record in snapshot.replicas:
         for name, value in _replica_numbers(snapshot, record):
             found[f"balance/{snapshot.stage}/{name}/replica{record.replica}"] = value
+        found[f"performance/{snapshot.stage}/communication_frac/replica{record.replica}"] = record.collective_frac
         if record.device is not None:
             for name, value in _device_numbers(record.device):
                 found[f"devices/{snapshot.stage}/{name}/replica{record.replica}"] = value
     return {tag: float(value) for tag, value in found.items() if value is not None}
+
+
+def link_scalars(communication: CommunicationState, stage: str) -> dict[str, float]:
+    """What is known of the links between ranks under its tags, measured before the stage began.
+
+    ======================================================  ========================================================
+    key                                                     meaning
+    ======================================================  ========================================================
+    ``performance/<stage>/link_latency_us``                 of a small message, of the pair where it is longest
+    ``performance/<stage>/link_gib_per_s``                  of a large message, of the pair where it is lowest
+    ``performance/<stage>/link_contention_frac``            1 - bandwidth of pairs at once / of each alone, 0..1
+    ``performance/<stage>/all_reduce_latency_us``           of a small tensor, on the slowest rank
+    ``performance/<stage>/all_reduce_bus_gib_per_s``        of a large one: tensor over time, times 2 (n - 1) / n
+    ``performance/<stage>/host_to_device_gib_per_s/rank<r>``         copies from pageable memory
+    ``performance/<stage>/host_to_device_pinned_gib_per_s/rank<r>``  copies from pinned memory
+    ======================================================  ========================================================
+    """
+    group = communication.group
+    found: dict[str, float | None] = {
+        "link_latency_us": _us(communication.slowest_latency_s),
+        "link_gib_per_s": _gib(communication.slowest_bandwidth_bytes_per_s),
+        "link_contention_frac": communication.contention_frac,
+        "all_reduce_latency_us": _us(group.all_reduce_latency_s),
+        "all_reduce_bus_gib_per_s": _gib(group.bus_bandwidth_bytes_per_s),
+    }
+    for host in communication.hosts:
+        found[f"host_to_device_gib_per_s/rank{host.rank}"] = _gib(host.pageable_bytes_per_s)
+        found[f"host_to_device_pinned_gib_per_s/rank{host.rank}"] = _gib(host.pinned_bytes_per_s)
+    return {f"performance/{stage}/{name}": value for name, value in found.items() if value is not None}
 
 
 def overhead_us_per_step(snapshot: BalanceSnapshot) -> float | None:
@@ -98,5 +130,9 @@ def _device_numbers(device: DeviceState) -> Iterator[tuple[str, float | None]]:
     yield "process_memory_gib", _gib(device.process_memory_bytes)
 
 
-def _gib(num_bytes: int | None) -> float | None:
+def _us(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e6 * seconds
+
+
+def _gib(num_bytes: float | None) -> float | None:
     return None if num_bytes is None else num_bytes / _GIB

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.recommend import Recommendation, format_markdown
 from lightning_hybrid.core.state import BalanceSnapshot
 from lightning_hybrid.core.statistics import Statistics
-from lightning_hybrid.reports.scalars import custom_scalars_layout, scalars
+from lightning_hybrid.reports.scalars import custom_scalars_layout, link_scalars, scalars
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,12 @@ class LoggerReport:
             sink.try_to(sink.write_metrics, stage, metrics, step)
             if sink.is_news(f"policies/{stage}", text, takes_back=not policies.num_schedules):
                 sink.try_to(sink.write_text, stage, text, step, "policies")
+
+    def log_communication(self, communication: CommunicationState, step: int, *, stage: str) -> None:
+        """Write what the links between ranks carry, as measured before the stage's first step."""
+        metrics = link_scalars(communication, stage)
+        for sink in self._sinks:
+            sink.try_to(sink.write_metrics, stage, metrics, step)
 
     def close(self) -> None:
         """Flush every logger; the loggers themselves belong to the trainer and stay open."""

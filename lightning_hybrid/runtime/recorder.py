@@ -53,7 +53,7 @@ class StepRecorder:
         self._elements: deque[int | None] = deque()  # of the steps whose time is not known yet
         self._log = _StepLog(recorded_steps)
         self._start_s: float | None = None
-        self._busy_s = self._wait_s = self._overhead_s = 0.0
+        self._busy_s = self._wait_s = self._overhead_s = self._collective_s = 0.0
         self._final: ReplicaRecord | None = None
         self.own_time = _OwnTime(self)
         """Counts what happens inside ``with own_time`` as overhead, without the waiting for others."""
@@ -66,6 +66,7 @@ class StepRecorder:
     def stop(self, work: Work, waited_s: float, *, elements: int | None = None) -> None:
         """Called right after each step: stops the timer, and keeps how many elements the batch had."""
         self.timer.stop(work, waited_s)
+        self._collective_s += 0.0 if work.ghost else waited_s
         self._elements.append(elements)
         self._log.stop(waited_s)
 
@@ -106,8 +107,13 @@ class StepRecorder:
         """The newest steps one by one, all that have finished."""
         return self._log.kept(self._replica, self._tally.known_cost)
 
-    def record(self, *, cells_stolen: int = 0, finished: bool = False) -> ReplicaRecord:
-        """All of it as of now, from any thread; the wall clock stops with the first record that is ``finished``."""
+    def record(
+        self, *, cells_stolen: int = 0, times_collectives: bool = False, finished: bool = False
+    ) -> ReplicaRecord:
+        """All of it as of now, from any thread; the wall clock stops with the first record that is ``finished``.
+
+        With ``times_collectives`` all steps so far were told how long they waited in collectives.
+        """
         if self._final is not None:
             return self._final
         tally, busy_s = self._tally, self._busy_s
@@ -119,6 +125,7 @@ class StepRecorder:
             steps=self.steps,
             busy_s=busy_s,
             wait_s=self._wait_s,
+            collective_s=self._collective_s if times_collectives and self.timer.is_synchronous else None,
             wall_s=0.0 if self._start_s is None else time.perf_counter() - self._start_s,
             overhead_s=self._overhead_s,
             speed_per_s=tally.pace.speed_per_s,

@@ -19,6 +19,8 @@ Timed = tuple[Work, float, bool]
 class StepTimer(Protocol):
     """Times steps; an asynchronous device tells the time of a step only some steps later."""
 
+    is_synchronous: bool
+    """Whether the host waits for the device, so that its clock sees how long a collective takes."""
     blocked_s: float
     """Seconds that the loop's thread has waited for the device."""
 
@@ -37,6 +39,8 @@ class StepTimer(Protocol):
 
 class HostTimer:
     """For devices that work synchronously: the host's clock around the step."""
+
+    is_synchronous = True
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -72,6 +76,8 @@ class EventTimer:
         new_event: Makes an event with ``record()``, ``synchronize()`` and ``elapsed_time(end)`` in milliseconds, as
             `torch.cuda.Event(enable_timing=True)`.
     """
+
+    is_synchronous = False
 
     def __init__(self, in_flight: int, new_event: Callable[[], Any]) -> None:
         self.blocked_s = 0.0

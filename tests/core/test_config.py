@@ -17,6 +17,7 @@ CHOICES = {
     "order": "be one of 'loader', 'dataset'",
     "gather": "be one of 'all', 'rank_zero', 'none'",
     "iterable": "be one of 'stock', 'claim', 'sharded'",
+    "comm_probe": "be one of 'quick', 'full', 'off'",
 }
 BOOLEANS = {
     "enabled": "be of type bool",
@@ -70,6 +71,7 @@ NUMBERS = {
     "lease_s": "be of type None or float",
     "speed_change_frac": "be of type float",
     "device_period_s": "be of type float",
+    "comm_probe_patience_s": "be of type float",
     "straggler_threshold_frac": "be of type float",
 }
 OPTIONAL = {"batch_dependent", "max_micro_batch_size", "target_throughput_per_s", "lease_s"}
@@ -122,6 +124,7 @@ RANGES = {
     "lockstep_block_rounds": (AT_LEAST_ONE, [1, 100], [0, -1]),
     "gather_chunk_bytes": (AT_LEAST_ONE, [1, 2**40], [0, -1]),
     "device_period_s": (POSITIVE, [1e-9, 60], [0, -1]),
+    "comm_probe_patience_s": (NOT_NEGATIVE, [0, 60], [-1]),
     "straggler_threshold_frac": (NOT_NEGATIVE, [0, 2.5], [-0.1]),
 }
 

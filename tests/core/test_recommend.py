@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -152,6 +153,37 @@ def test_the_advice_fits_the_kind_of_device(device: DeviceState | None, name: st
 
     assert recommendation.device == name
     assert tool in recommendation.how_to
+
+
+def hot_and_cool() -> BalanceSnapshot:
+    readings: dict[str, Any] = {"kind": "cuda", "name": "NVIDIA L40S", "sm_clock_max_mhz": 2520}
+    cool = DeviceState(clock_event_reasons=(), temperature_celsius=60, sm_clock_mhz=2400, **readings)
+    hot = DeviceState(
+        clock_event_reasons=("hw_thermal_slowdown",), temperature_celsius=91, sm_clock_mhz=1005, **readings
+    )
+    snapshot = snapshot_of([200.0, 50.0, 200.0])
+    records = [replace(record, device=hot if record.replica == 1 else cool) for record in snapshot.replicas]
+    return replace(snapshot, replicas=tuple(records))
+
+
+def test_what_was_read_of_the_devices_names_the_causes_with_their_numbers() -> None:
+    recommendation = found(hot_and_cool())
+
+    assert recommendation.description.endswith(
+        " Likely causes: 1. thermal throttling (clock_event_reasons hw_thermal_slowdown; temperature_celsius 91;"
+        " sm_clock_mhz 1,005, limit 2,016); 2. low clocks (sm_clock_mhz 1,005, limit 2,016)."
+    )
+    assert recommendation.how_to.startswith("Cool it:")
+    assert recommendation.evidence["temperature_celsius"] == 91
+    assert recommendation.evidence["times_slower"] == 4.0
+    assert "| temperature_celsius | 91 |" in format_markdown([recommendation])
+
+
+def test_what_all_devices_share_names_no_cause() -> None:
+    snapshot = hot_and_cool()
+    alike = tuple(replace(record, device=snapshot.replicas[1].device) for record in snapshot.replicas)
+
+    assert "Likely cause" not in found(replace(snapshot, replicas=alike)).description
 
 
 def costly(replica: int, *, samples: int, cost: float, busy_s: float, error_frac: float | None = None) -> ReplicaRecord:

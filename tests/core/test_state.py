@@ -60,6 +60,15 @@ def test_the_busy_share_is_never_more_than_one(busy_s: float, wall_s: float, fra
     assert ReplicaRecord(replica=0, busy_s=busy_s, wall_s=wall_s).busy_frac == frac
 
 
+@pytest.mark.parametrize(
+    ("collective_s", "busy_s", "frac"), [(1.0, 3.0, 0.25), (0.0, 3.0, 0.0), (None, 3.0, None), (0.0, 0.0, None)]
+)
+def test_the_share_of_collectives_is_of_the_whole_step_time(
+    collective_s: float | None, busy_s: float, frac: float | None
+) -> None:
+    assert ReplicaRecord(replica=0, collective_s=collective_s, busy_s=busy_s).collective_frac == frac
+
+
 def test_nothing_is_said_of_a_replica_that_has_not_begun() -> None:
     record = ReplicaRecord(replica=0)
 

@@ -48,6 +48,8 @@ from tests.ranks import run_ranks
         ("max_micro_batch_size", True, "be of type None or int"),
         ("batch_dependent", "no", "be of type None or bool"),
         ("batch_dependent", 0, "be of type None or bool"),
+        ("comm_probe", True, "be one of 'quick', 'full', 'off'"),
+        ("comm_probe", "slow", "be one of 'quick', 'full', 'off'"),
         ("config", {"mode": "queue"}, "be a HybridConfig"),
         ("config", "lockstep", "be a HybridConfig"),
     ],

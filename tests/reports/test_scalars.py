@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from lightning_hybrid.core.communication import CommunicationState, GroupLink, HostLink, PairLink
 from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
-from lightning_hybrid.reports.scalars import custom_scalars_layout, overhead_us_per_step, scalars
+from lightning_hybrid.reports.scalars import custom_scalars_layout, link_scalars, overhead_us_per_step, scalars
 
 
 def snapshot_of(*replicas: ReplicaRecord, loader_idx: int = 0) -> BalanceSnapshot:
@@ -61,6 +62,43 @@ def test_a_replica_with_longer_samples_is_not_shown_as_slow() -> None:
 
     assert shown["balance/validate/speed_samples_per_s/replica0"] == pytest.approx(10 / 1.5)
     assert shown["balance/validate/speed_samples_per_s/replica1"] == pytest.approx(10 / 1.5)
+
+
+def test_the_share_of_collectives_is_shown_where_there_are_some() -> None:
+    record = ReplicaRecord(replica=3, busy_s=3.0, collective_s=1.0)
+
+    assert scalars(snapshot_of(record))["performance/validate/communication_frac/replica3"] == 0.25
+
+
+def test_links_have_their_tags() -> None:
+    state = CommunicationState(
+        depth="quick",
+        backend="nccl",
+        device_kind="cuda",
+        pairs=(
+            PairLink(
+                first=0,
+                second=1,
+                latency_s=2e-5,
+                bandwidth_bytes_per_s=8.0 * 2**30,
+                concurrent_bandwidth_bytes_per_s=6.0 * 2**30,
+            ),
+        ),
+        group=GroupLink(num_ranks=4, all_reduce_latency_s=5e-5, all_reduce_bytes_per_s=2.0 * 2**30),
+        hosts=(HostLink(rank=1, pinned_bytes_per_s=16.0 * 2**30),),
+        message_bytes=4096,
+        num_exchanges=1,
+        num_all_reduces=1,
+    )
+
+    assert link_scalars(state, "test") == {
+        "performance/test/link_latency_us": pytest.approx(20.0),
+        "performance/test/link_gib_per_s": 8.0,
+        "performance/test/link_contention_frac": 0.25,
+        "performance/test/all_reduce_latency_us": pytest.approx(50.0),
+        "performance/test/all_reduce_bus_gib_per_s": 3.0,
+        "performance/test/host_to_device_pinned_gib_per_s/rank1": 16.0,
+    }
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -24,9 +24,10 @@ class ScriptedTimer:
 
     def __init__(self, *timed: Timed, held: int = 0) -> None:
         self.timed, self.held = deque(timed), held
+        self.blocked_s, self.is_synchronous = 0.0, True
 
     def start(self) -> None:
-        raise AssertionError("the recorder does not run steps")
+        """The time of the step is in the script."""
 
     def stop(self, work: Work, waited_s: float) -> None:
         """The time of the step is in the script."""
@@ -61,6 +62,20 @@ def test_steps_add_up_and_ghosts_do_not_count() -> None:
     assert (record.speed_per_s, record.step_s) == (10.0, 1.0)
     assert (record.cost_speed_per_s, record.cost_version, record.newest_steps) == (10.0, 0, ())
     assert record.mean_cost_speed_per_s == pytest.approx(24 / 3.5)
+
+
+@pytest.mark.parametrize(("is_synchronous", "collective_s"), [(True, 0.5), (False, None)])
+def test_time_in_collectives_is_told_where_the_host_sees_it(is_synchronous: bool, collective_s: float | None) -> None:
+    timer = ScriptedTimer((BATCH, 1.0, False), (GHOST, 1.0, False), (TAIL, 1.0, False))
+    timer.is_synchronous = is_synchronous
+    recorder = StepRecorder(0, timer, 5)
+    for work, waited_s in ((BATCH, 0.25), (GHOST, 4.0), (TAIL, 0.25)):
+        recorder.start()
+        recorder.stop(work, waited_s)
+
+    assert list(recorder.collect()) == [BATCH, TAIL]
+    assert recorder.record().collective_s is None
+    assert recorder.record(times_collectives=True).collective_s == collective_s
 
 
 def test_what_the_timer_does_not_know_yet_comes_with_the_drain() -> None:
