@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.core.exchanges import Depth
+from lightning_hybrid.core.records import Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PairLink:
+class PairLink(Record):
     """What two ranks measured between them; a bandwidth is that of one direction, its latency counted in."""
 
     first: int
@@ -33,7 +31,7 @@ class PairLink:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupLink:
+class GroupLink(Record):
     """What all-reduces of one process group took, on its slowest rank."""
 
     num_ranks: int
@@ -54,7 +52,7 @@ class GroupLink:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostLink:
+class HostLink(Record):
     """What copies from one rank's host to its device reach while the other ranks copy too; ``None`` for a CPU."""
 
     rank: int
@@ -63,7 +61,7 @@ class HostLink:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommunicationState:
+class CommunicationState(Record):
     """What the communication probe found, the same on every rank; what was not measured is ``None`` or not listed."""
 
     depth: Depth
@@ -104,41 +102,6 @@ class CommunicationState:
         ]
         alone = sum(_known(alone for _, alone in both))
         return max(0.0, 1.0 - sum(_known(loaded for loaded, _ in both)) / alone) if alone else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it under the fields' names, for JSON."""
-        return asdict(self)
-
-    def to_json(self) -> str:
-        """The state as one line of JSON."""
-        return json.dumps(self.to_dict(), separators=(",", ":"))
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> CommunicationState:
-        """The state that `to_dict` wrote.
-
-        Raises:
-            ConfigError: ``found`` lacks a field, or has one that is none.
-        """
-        try:
-            parts = {
-                "pairs": tuple(PairLink(**link) for link in found["pairs"]),
-                "group": GroupLink(**found["group"]),
-                "hosts": tuple(HostLink(**link) for link in found["hosts"]),
-            }
-            return cls(**{**found, **parts})
-        except (KeyError, TypeError) as err:
-            raise ConfigError("communication", dict(found), f"have the fields of CommunicationState ({err})") from err
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> CommunicationState:
-        """The state that `to_json` wrote.
-
-        Raises:
-            ConfigError: a field is missing.
-            ValueError: ``text`` is no JSON.
-        """
-        return cls.from_dict(json.loads(text))
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

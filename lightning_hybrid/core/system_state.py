@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.core.hardware import peak_flops_per_s
@@ -60,6 +61,8 @@ class PerformanceState(Record):
     """Floating-point operations per second of all devices together."""
     model_flop_utilization_frac: float | None = None
     """``flops_per_s`` over what the devices could do at their dense peaks, 0..1."""
+    communication_frac: float | None = None
+    """Share of the steps' time spent in collectives, 0..1; ``None`` where it is not measured."""
     unknown: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
@@ -91,26 +94,6 @@ class MemoryState(Record):
             highest_host_used_frac=_highest(map(_host_frac, devices)),
             num_out_of_memory=num_out_of_memory,
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkState(Record):
-    """Communication in one group of ranks; a pair is a group of two."""
-
-    ranks: tuple[int, ...]
-    latency_s: float | None = None
-    bandwidth_bytes_per_s: float | None = None
-    contention_frac: float | None = None
-    """Part of the bandwidth that is lost while others communicate too, 0..1."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommunicationState(Record):
-    """Communication between ranks, and what it takes of the job's time."""
-
-    links: tuple[LinkState, ...] = ()
-    step_share_frac: float | None = None
-    """Share of the steps' time spent in communication, 0..1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lightning_hybrid.core.communication import CommunicationState, GroupLink, PairLink
 from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.core.hardware import known_names
 from lightning_hybrid.core.latency import Latency
 from lightning_hybrid.core.system_state import (
-    CommunicationState,
-    LinkState,
     MemoryState,
     ModelInfo,
     ParallelConfig,
@@ -47,7 +46,8 @@ MODELS = _records(
 )
 PERFORMANCES = _records(
     PerformanceState,
-    numbers="latency_p50_s latency_p90_s latency_p99_s samples_per_s flops_per_s model_flop_utilization_frac",
+    numbers="latency_p50_s latency_p90_s latency_p99_s samples_per_s flops_per_s model_flop_utilization_frac "
+    "communication_frac",
     num_steps=st.integers(0, 2**40),
     unknown=REASONS,
 )
@@ -56,12 +56,20 @@ MEMORIES = _records(
     counts="used_bytes total_bytes allocated_bytes reserved_bytes num_out_of_memory",
     numbers="highest_used_frac highest_host_used_frac",
 )
-LINKS = _records(
-    LinkState,
-    numbers="latency_s bandwidth_bytes_per_s contention_frac",
-    ranks=st.lists(st.integers(0, 4096), max_size=4).map(tuple),
+COMMUNICATIONS = _records(
+    CommunicationState,
+    numbers="probe_s",
+    depth=st.sampled_from(["quick", "full"]),
+    backend=st.sampled_from(["gloo", "nccl"]),
+    device_kind=st.sampled_from(["cpu", "cuda"]),
+    pairs=st.lists(
+        _records(PairLink, numbers="latency_s bandwidth_bytes_per_s", first=st.just(0), second=st.just(1)), max_size=3
+    ).map(tuple),
+    group=_records(GroupLink, numbers="all_reduce_latency_s all_reduce_bytes_per_s", num_ranks=st.integers(2, 4096)),
+    message_bytes=st.integers(0, 2**40),
+    num_exchanges=st.integers(0, 2**20),
+    num_all_reduces=st.integers(0, 2**20),
 )
-COMMUNICATIONS = _records(CommunicationState, numbers="step_share_frac", links=st.lists(LINKS, max_size=3).map(tuple))
 PARALLELS = st.builds(
     lambda tensor, pipeline, data, mode: ParallelConfig(
         world_size=tensor * pipeline * data,
@@ -117,7 +125,7 @@ def test_an_empty_state_is_written_as_nothing() -> None:
         ({"devices": [{"name": "x"}]}, r"devices\[0\]\.kind must be the type of the device"),
         ({"model": {"num_parameters": 1.5}}, r"model\.num_parameters must be a whole number of at least 0, got 1\.5"),
         ({"performance": {"latency_p50_s": -1}}, r"performance\.latency_p50_s must be finite and at least 0, got -1"),
-        ({"communication": {"links": [{}]}}, r"communication\.links\[0\]\.ranks must be there"),
+        ({"communication": {"depth": "slow"}}, "communication.depth must be one of .quick., .full."),
         ({"parallel": {"mode": "fast"}}, r"parallel\.mode must be one of 'queue', 'lockstep', 'static', got 'fast'"),
         ({"timestamp_s": "now"}, "timestamp_s must be finite and at least 0, got 'now'"),
     ],
