@@ -268,7 +268,7 @@ class HybridBalanceCallback(LastRun, Callback):
     def _end(self) -> None:
         assert self._attachment is not None
         epochs = self._attachment.engine.epochs
-        self._keep(epochs)
+        self._keep(epochs, self._attachment.trainer.lightning_module)
         if self._reporter is not None:
             self._reporter.end(epochs, self.policies, self.communication)
 

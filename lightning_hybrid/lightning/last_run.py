@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import ResultsError
 from lightning_hybrid.core.plan import Grid, Plan
-from lightning_hybrid.core.state import BalanceSnapshot, DeviceState
+from lightning_hybrid.core.run_state import state_of_run
+from lightning_hybrid.core.state import BalanceSnapshot
+from lightning_hybrid.core.system_state import SystemState
 from lightning_hybrid.epoch import EpochRun
+from lightning_hybrid.probes.model import model_info
 from lightning_hybrid.runtime.assembly import Outputs
 from lightning_hybrid.runtime.recording import Recording
 
@@ -28,6 +35,7 @@ class LastRun:
         self._grids: list[Grid] = []
         self._recordings: list[Recording] = []
         self._communication: CommunicationState | None = None
+        self._system_state: SystemState | None = None
 
     @property
     def statistics(self) -> BalanceSnapshot | None:
@@ -68,9 +76,12 @@ class LastRun:
         return tuple(self._recordings)
 
     @property
-    def system_state(self) -> tuple[DeviceState | None, ...]:
-        """The last reading of every replica's device; ``None`` where there is none."""
-        return () if self.statistics is None else tuple(record.device for record in self.statistics.replicas)
+    def system_state(self) -> SystemState | None:
+        """Devices, model, performance, memory and communication after the last loader that was run.
+
+        ``None`` before the first run. Latency is that of the steps of all replicas, as far as they were kept.
+        """
+        return self._system_state
 
     @property
     def communication(self) -> CommunicationState | None:
@@ -103,7 +114,20 @@ class LastRun:
             )
         return self._outputs[dataloader_idx]
 
-    def _keep(self, epochs: Sequence[EpochRun]) -> None:
+    def _keep(self, epochs: Sequence[EpochRun], module: torch.nn.Module) -> None:
+        if epochs:
+            last = epochs[-1]
+            recording = last.figures.recording
+            is_alone = not (dist.is_available() and dist.is_initialized())
+            self._system_state = state_of_run(
+                last.snapshot(),
+                last.recorder.kept()[0] if recording is None else recording.steps,
+                world_size=1 if is_alone else dist.get_world_size(),
+                backend=None if is_alone else dist.get_backend(),
+                model=model_info(module),
+                communication=self._communication,
+                timestamp_s=time.time(),
+            )
         self._snapshots = [epoch.snapshot() for epoch in epochs] or self._snapshots
         planned = [(epoch.figures.plan, epoch.spec.grid) for epoch in epochs if epoch.figures.plan is not None]
         if planned:

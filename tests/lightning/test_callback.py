@@ -16,7 +16,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
 
-from lightning_hybrid import ConfigError, HybridBalanceCallback, HybridConfig, ResultsError
+from lightning_hybrid import ConfigError, HybridBalanceCallback, HybridConfig, ResultsError, SystemState
 from lightning_hybrid.epoch import EpochRun
 from tests.lightning.scenes import Echo, Logs, balance_of, flat, ids, messages, trainer
 from tests.ranks import run_ranks
@@ -159,7 +159,7 @@ def test_nothing_is_known_before_the_first_run() -> None:
     assert callback.plan is None
     assert callback.plans == ()
     assert callback.recommendations == ()
-    assert callback.system_state == ()
+    assert callback.system_state is None
     with pytest.raises(ResultsError, match="loader 0"):
         callback.rows()
 
@@ -172,7 +172,17 @@ def test_what_a_run_leaves() -> None:
         assert callback.statistics is not None
         assert callback.statistics.stage == "predict"
         assert callback.statistics.loader_idx == 1
-        assert [state.kind for state in callback.system_state if state] == ["cpu", "cpu"]
+        state = callback.system_state
+        assert state is not None
+        assert [device.kind for device in state.devices] == ["cpu", "cpu"]
+        assert state.performance is not None
+        assert state.performance.num_steps == 3
+        assert state.performance.samples_per_s is not None
+        assert state.model is not None
+        assert (state.model.name, state.model.num_parameters) == ("Echo", 0)
+        assert state.parallel is not None
+        assert (state.parallel.world_size, state.parallel.backend, state.parallel.mode) == (2, "gloo", "queue")
+        assert SystemState.from_json(state.to_json()) == state
         assert [sum(stop - start for _, start, stop in plan.cells) for plan in callback.plans] == [7, 3]
         assert callback.plans[-1] == callback.plan
         with pytest.raises(ResultsError, match="loader 2"):
