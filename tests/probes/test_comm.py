@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -195,10 +197,11 @@ def test_ranks_of_a_smaller_group_are_counted_inside_it() -> None:
 
 def be_left_alone(rank: int) -> str:
     dist.init_process_group("gloo", rank=rank, world_size=2)
+    store = dist.distributed_c10d._get_default_store()
     if rank == 1:
-        dist.barrier()
+        store.wait(["rank 0 has begun"], timedelta(seconds=20))
         return ""
-    dist.barrier()
+    store.set("rank 0 has begun", "")
     with pytest.raises(PeerFailed) as caught:
         measure_group("quick", CPU, 2.0)
     return str(caught.value)
@@ -210,19 +213,16 @@ def test_a_rank_whose_peer_has_gone_ends_with_a_reason() -> None:
     assert text.startswith("a rank did not answer while the links between ranks were measured")
 
 
-def measure_while_listed(rank: int) -> int:
+def measure_and_look(rank: int) -> list[bool]:
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    probe = CommunicationProbe(GroupTransport(dist.group.WORLD, CPU, 30.0))
-    before = count_tensors()
-    probe.measure("quick")
-    del probe
-    return count_tensors() - before
-
-
-def count_tensors() -> int:
+    transport = GroupTransport(dist.group.WORLD, CPU, 30.0)
+    CommunicationProbe(transport).measure("quick")
+    buffer = weakref.ref(transport._zeros)
+    was_held = buffer() is not None
+    del transport
     gc.collect()
-    return sum(type(each) is torch.Tensor for each in gc.get_objects())
+    return [was_held, buffer() is None]
 
 
 def test_no_buffer_is_left() -> None:
-    assert all(left <= 0 for left in run_ranks(measure_while_listed, 2, deadline_s=30))
+    assert run_ranks(measure_and_look, 2, deadline_s=30) == [[True, True]] * 2
