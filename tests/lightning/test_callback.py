@@ -176,7 +176,7 @@ def test_what_a_run_leaves() -> None:
         assert state is not None
         assert [device.kind for device in state.devices] == ["cpu", "cpu"]
         assert state.performance is not None
-        assert state.performance.num_steps == 3
+        assert state.performance.num_steps == 2
         assert state.performance.samples_per_s is not None
         assert state.model is not None
         assert (state.model.name, state.model.num_parameters) == ("Echo", 0)
