@@ -48,9 +48,7 @@ FALSE = {
     "key": KeyError("memory"),
     "memory format": RuntimeError("unsupported memory format option Preserve"),
     "illegal access": RuntimeError("CUDA error: an illegal memory access was encountered"),
-    "shared memory of a kernel": RuntimeError(
-        "out of resource: shared memory, Required: 131072, limit: 101376"
-    ),
+    "shared memory of a kernel": RuntimeError("out of resource: shared memory, Required: 131072, limit: 101376"),
     "nccl with another error": RuntimeError("Last error:\nCuda failure 1 'invalid argument'"),
     "disk": OSError(28, "No space left on device"),
     "not supported": RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED."),
