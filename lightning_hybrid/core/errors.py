@@ -60,3 +60,7 @@ class PeerFailed(HybridError, RuntimeError):
 
 class ResultsError(HybridError, ValueError):
     """The recorded outputs cannot be given in the form that was asked for."""
+
+
+class BatchError(HybridError, ValueError):
+    """A batch, or an output, of which it is not sure what its samples are, so that it is not cut or put together."""

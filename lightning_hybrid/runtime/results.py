@@ -28,7 +28,7 @@ def map_tensors(output: Any, function: Callable[[torch.Tensor], torch.Tensor]) -
         return function(output)
     if isinstance(output, Mapping):
         mapped = {key: map_tensors(value, function) for key, value in output.items()}
-        return mapped if type(output) is dict else _rebuilt(output, mapped)
+        return mapped if type(output) is dict else rebuilt(output, mapped)
     if isinstance(output, tuple):
         items = [map_tensors(value, function) for value in output]
         return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
@@ -57,7 +57,8 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.is_inference() or is_view else tensor
 
 
-def _rebuilt(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def rebuilt(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """``items`` as a mapping of the type of ``like``, if that can be made from a dict."""
     make: Callable[[dict[Any, Any]], Any] = type(like)
     try:
         return make(items)
@@ -88,7 +89,7 @@ def num_rows(output: Any) -> int:
 def take_rows(output: Any, start: int, stop: int) -> Any:
     """Rows ``start`` to ``stop`` of an output that `has_rows`."""
     if isinstance(output, Mapping):
-        return _rebuilt(output, {key: take_rows(value, start, stop) for key, value in output.items()})
+        return rebuilt(output, {key: take_rows(value, start, stop) for key, value in output.items()})
     if isinstance(output, tuple):
         items = [take_rows(value, start, stop) for value in output]
         return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
@@ -101,7 +102,7 @@ def join_rows(outputs: Sequence[Any]) -> Any:
     if isinstance(first, torch.Tensor):
         return torch.cat(list(outputs))
     if isinstance(first, Mapping):
-        return _rebuilt(first, {key: join_rows([output[key] for output in outputs]) for key in first})
+        return rebuilt(first, {key: join_rows([output[key] for output in outputs]) for key in first})
     if isinstance(first, tuple):
         items = [join_rows(parts) for parts in zip(*outputs, strict=True)]
         return type(first)(*items) if hasattr(first, "_fields") else tuple(items)
@@ -111,7 +112,7 @@ def join_rows(outputs: Sequence[Any]) -> Any:
 def row_of(output: Any, i: int) -> Any:
     """Row ``i`` of an output that `has_rows`, without the dimension of the samples."""
     if isinstance(output, Mapping):
-        return _rebuilt(output, {key: row_of(value, i) for key, value in output.items()})
+        return rebuilt(output, {key: row_of(value, i) for key, value in output.items()})
     if isinstance(output, tuple):
         items = [row_of(value, i) for value in output]
         return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
@@ -135,7 +136,7 @@ def pick_rows(outputs: Sequence[Any], rows: Sequence[int]) -> Any:
     if isinstance(first, torch.Tensor):
         return torch.stack([output[row] for output, row in zip(outputs, rows, strict=True)])
     if isinstance(first, Mapping):
-        return _rebuilt(first, {key: pick_rows([output[key] for output in outputs], rows) for key in first})
+        return rebuilt(first, {key: pick_rows([output[key] for output in outputs], rows) for key in first})
     if isinstance(first, tuple):
         items = [pick_rows(parts, rows) for parts in zip(*outputs, strict=True)]
         return type(first)(*items) if hasattr(first, "_fields") else tuple(items)
