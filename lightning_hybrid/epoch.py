@@ -222,6 +222,11 @@ class EpochRun:
         return bool(self._handed)
 
     @property
+    def next_size(self) -> int:
+        """Samples of the batch whose step is due."""
+        return self._handed[0].size
+
+    @property
     def is_balanced(self) -> bool:
         """Whether the replicas share this epoch's work."""
         return self._mode != "static"

@@ -136,6 +136,9 @@ class HybridConfig:
 
     gather_chunk_bytes: int = 16 * 2**20
     """Most bytes of results that one rank sends in one piece."""
+    count_flops: bool = False
+    """Whether every rank runs one step more, before its first one and without a trace, whose operations are counted for
+    ``callback.system_state``."""
     device_period_s: float = 1.0
     """How often the state of the device is read."""
     comm_probe: CommProbeOption = "quick"

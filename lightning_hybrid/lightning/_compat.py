@@ -50,6 +50,13 @@ def package_of(trainer: Trainer) -> ModuleType:
     raise TypeError(f"trainer must be a Trainer of {' or '.join(PACKAGES)}, got {type(trainer)!r}")
 
 
+def isolated_rng(trainer: Trainer) -> AbstractContextManager[None]:
+    """Gives all random number generators back the states that they had before."""
+    seed = importlib.import_module(f"{package_of(trainer).__name__}.utilities.seed")
+    isolated: AbstractContextManager[None] = seed.isolate_rng()
+    return isolated
+
+
 def index_wrapper(package: ModuleType) -> type[Any]:
     """The batch sampler class that the package's prediction loop reads batch indices from."""
     module = importlib.import_module(f"{package.__name__}.overrides.distributed")

@@ -16,11 +16,13 @@ from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.conclusion import Pack, conclude
+from lightning_hybrid.lightning.ghost import count_step
 from lightning_hybrid.lightning.links import Links
 from lightning_hybrid.lightning.ordering import Arranger, has_training_norm, reason_to_keep
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan, steps_at_most
 from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.lightning.streams import Streams
+from lightning_hybrid.probes.flops import FlopCount
 from lightning_hybrid.probes.sampler import Sampler
 from lightning_hybrid.probes.torch_device import probe_for
 from lightning_hybrid.runtime import results
@@ -91,6 +93,8 @@ class Attachment:
         self._combined_mode = "sequential"
         self._read_ahead = 0
         self._is_told_the_loader = False
+        self.counted: tuple[FlopCount, int] | None = None
+        """The operations of one step and how many samples it had, where they are counted."""
         self.indexed: set[int] = set()
         """The loaders of the present stage whose batches have known dataset indices."""
         self._attach()
@@ -161,6 +165,8 @@ class Attachment:
             if len(epoch.done) == 1:
                 self.arranger.check(epoch)
             elements = batch_elements(args) if epoch.counts_elements else None
+            if self.config.count_flops and self.counted is None and not self.trainer.sanity_checking:
+                self.counted = count_step(self.trainer, lambda: original(*args, **kwargs)), epoch.next_size
             return epoch.run_step(lambda: original(*args, **kwargs), self._may_recut, elements)
 
         return step

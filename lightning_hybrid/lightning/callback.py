@@ -25,6 +25,7 @@ from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning.attachment import Attachment
 from lightning_hybrid.lightning.last_run import LastRun
 from lightning_hybrid.lightning.reporting import Reporter
+from lightning_hybrid.probes.model import model_info
 from lightning_hybrid.runtime.costs import CostOption
 from lightning_hybrid.runtime.keys import KeyOption
 from lightning_hybrid.runtime.steering import Steering
@@ -268,7 +269,8 @@ class HybridBalanceCallback(LastRun, Callback):
     def _end(self) -> None:
         assert self._attachment is not None
         epochs = self._attachment.engine.epochs
-        self._keep(epochs, self._attachment.trainer.lightning_module)
+        flops, num_samples = self._attachment.counted or (None, 0)
+        self._keep(epochs, model_info(self._attachment.trainer.lightning_module, flops, num_samples))
         if self._reporter is not None:
             self._reporter.end(epochs, self.policies, self.communication)
 

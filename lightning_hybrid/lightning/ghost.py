@@ -1,12 +1,13 @@
-"""A real step of a rank without work, so that its collectives match the others', whose traces are then removed."""
+"""Real steps without a trace: of a rank that has no work, so that its collectives match, and to count operations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lightning_hybrid.lightning import _compat
+from lightning_hybrid.probes.flops import FlopCount, counting_flops
 from lightning_hybrid.runtime.spec import Stage
 
 if TYPE_CHECKING:
@@ -28,9 +29,23 @@ def run_ghost(trainer: Trainer, stage: Stage, batch: Any, loader_idx: int, *, is
     if is_first and stage != "predict" and loader_idx > 0:
         _compat.leave_loader(trainer, stage)
     batch = _compat.move_batch(trainer, batch, loader_idx)
+    with step_taken_back(trainer):
+        _compat.call_step(trainer, stage, batch, loader_idx)
+
+
+def count_step(trainer: Trainer, step: Callable[[], object]) -> FlopCount:
+    """Runs ``step`` for its operations alone; metrics, logs, attributes and random numbers are as if it had not run."""
+    with _compat.isolated_rng(trainer), step_taken_back(trainer), counting_flops(trainer.lightning_module) as count:
+        step()
+    return count
+
+
+@contextmanager
+def step_taken_back(trainer: Trainer) -> Iterator[None]:
+    """Undoes what a step inside does to metrics, logs and the module's own attributes."""
     module = trainer.lightning_module
     with _compat.metrics_taken_back(module), _attributes_taken_back(module), _compat.logs_taken_back(trainer):
-        _compat.call_step(trainer, stage, batch, loader_idx)
+        yield
 
 
 @contextmanager

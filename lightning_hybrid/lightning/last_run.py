@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from lightning_hybrid.core.communication import CommunicationState
@@ -15,9 +14,8 @@ from lightning_hybrid.core.errors import ResultsError
 from lightning_hybrid.core.plan import Grid, Plan
 from lightning_hybrid.core.run_state import state_of_run
 from lightning_hybrid.core.state import BalanceSnapshot
-from lightning_hybrid.core.system_state import SystemState
+from lightning_hybrid.core.system_state import ModelInfo, SystemState
 from lightning_hybrid.epoch import EpochRun
-from lightning_hybrid.probes.model import model_info
 from lightning_hybrid.runtime.assembly import Outputs
 from lightning_hybrid.runtime.recording import Recording
 
@@ -114,7 +112,7 @@ class LastRun:
             )
         return self._outputs[dataloader_idx]
 
-    def _keep(self, epochs: Sequence[EpochRun], module: torch.nn.Module) -> None:
+    def _keep(self, epochs: Sequence[EpochRun], model: ModelInfo) -> None:
         if epochs:
             last = epochs[-1]
             recording = last.figures.recording
@@ -124,7 +122,7 @@ class LastRun:
                 last.recorder.kept()[0] if recording is None else recording.steps,
                 world_size=1 if is_alone else dist.get_world_size(),
                 backend=None if is_alone else dist.get_backend(),
-                model=model_info(module),
+                model=model,
                 communication=self._communication,
                 timestamp_s=time.time(),
             )

@@ -333,3 +333,15 @@ def test_private_names_of_lightning_are_used_in_one_file_only() -> None:
         if name in LIGHTNINGS
     }
     assert used == set()
+
+
+def test_random_numbers_are_isolated() -> None:
+    trainer = lightning.pytorch.Trainer(logger=False, enable_checkpointing=False)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+
+    with _compat.isolated_rng(trainer):
+        torch.rand(5)
+
+    assert torch.equal(torch.rand(2), expected)
