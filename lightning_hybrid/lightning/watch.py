@@ -93,7 +93,9 @@ class Watch:
 
     def _is_known(self) -> bool:
         states = self.states()
-        return len(states) == self._num_ranks and all(state.timestamp_s is not None for state in states.values())
+        return len(states) == self._num_ranks and all(
+            state.error is None or state.timestamp_s is not None for state in states.values()
+        )
 
     def _read(self, _: DeviceState) -> None:
         self.wake()
