@@ -93,7 +93,9 @@ class DeviceStateMonitor(Callback):
         return dict(self._states) if self._watch is None else self._watch.states()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_watch": None}
+        # `log` and `log_dict` are Lightning's, which gives every callback those of the model
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("log", "log_dict")}
+        return kept | {"_watch": None}
 
     # --- hooks --------------------------------------------------------------------------------------------------
 

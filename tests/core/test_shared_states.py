@@ -27,7 +27,9 @@ def test_a_note_carries_every_field() -> None:
 
 
 def test_a_note_of_another_format_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="format of a device's state must be 1, as all ranks run one version, got '2'"):
+    with pytest.raises(
+        ConfigError, match="format of a device's state must be 1, as all ranks run one version, got '2'"
+    ):
         StateNote.from_bytes(b"2" + note(1)[1:])
 
 
