@@ -193,15 +193,16 @@ def test_a_driver_that_hangs_does_not_keep_the_process_alive(
 # --- launchers that fork ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Experiment logs directory")  # the loggers' processes know nothing of each other
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
 def test_with_launchers_that_fork_or_spawn_the_axis_goes_on_from_run_to_run(strategy: str, tmp_path: Path) -> None:
-    def test_twice() -> None:
+    def tested_twice() -> None:
         world = 2 if strategy == "ddp_fork" else 1  # to spawn a rank takes seconds
         monitor = DeviceStateMonitor()
         options = {"strategy": strategy, "logger": csv_logger(tmp_path)}
         run(monitored(world, monitor, **options), "test", Model(), ids(8))
         run(monitored(world, monitor, **options | {"strategy": "ddp_fork"}), "test", Model(), ids(8))
 
-    in_a_process(test_twice)
+    in_a_process(tested_twice)
 
     assert steps_of(csv_columns(tmp_path), "devices/test/process_memory_gib/rank0")[-1] == 16
