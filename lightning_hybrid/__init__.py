@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lightning_hybrid.core.system_state import SystemState
     from lightning_hybrid.core.traces import SpeedTrace
     from lightning_hybrid.lightning.callback import HybridBalanceCallback
+    from lightning_hybrid.lightning.device_state_monitor import DeviceStateMonitor
     from lightning_hybrid.lightning.strategy import HybridDDPStrategy
     from lightning_hybrid.reports.simulated import SimulationResult
     from lightning_hybrid.runtime.recording import Recording
@@ -48,6 +49,7 @@ __all__ = [
     "CoordinationTimeout",
     "CostError",
     "DeviceState",
+    "DeviceStateMonitor",
     "HybridBalanceCallback",
     "HybridConfig",
     "HybridDDPStrategy",
@@ -75,6 +77,7 @@ _HOMES = {
     "CoordinationTimeout": "core.errors",
     "CostError": "core.errors",
     "DeviceState": "core.state",
+    "DeviceStateMonitor": "lightning.device_state_monitor",
     "HybridBalanceCallback": "lightning.callback",
     "HybridConfig": "core.config",
     "HybridDDPStrategy": "lightning.strategy",

@@ -18,6 +18,7 @@ PUBLIC = [
     "CoordinationTimeout",
     "CostError",
     "DeviceState",
+    "DeviceStateMonitor",
     "HybridBalanceCallback",
     "HybridConfig",
     "HybridDDPStrategy",

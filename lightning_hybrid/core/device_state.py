@@ -206,6 +206,10 @@ class DeviceState:
         """Whether the device is a MIG slice of a GPU."""
         return self.mig_gpu_instance is not None
 
+    def silent(self, why: str) -> DeviceState:
+        """Who the device is, without what it was doing when it was last read; ``error`` says ``why``."""
+        return DeviceState(**{name: getattr(self, name) for name in _WHO}, error=why)
+
     def to_dict(self, *, compact: bool = False) -> dict[str, Any]:
         """What is known, under the fields' names, for JSON.
 
@@ -255,6 +259,20 @@ class DeviceState:
 
 _NAMES = tuple(each.name for each in fields(DeviceState))
 _KNOWN = frozenset(_NAMES)
+_WHO = (
+    "kind",
+    "name",
+    "index",
+    "nvml_index",
+    "uuid",
+    "pci_bus_id",
+    "mig_parent_uuid",
+    "mig_gpu_instance",
+    "mig_compute_instance",
+    "memory_total_bytes",
+    "host_memory_total_bytes",
+    "timestamp_s",
+)
 _LONG = frozenset({"processes", "unknown"})
 
 

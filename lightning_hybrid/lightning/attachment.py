@@ -21,10 +21,9 @@ from lightning_hybrid.lightning.links import Links
 from lightning_hybrid.lightning.ordering import Arranger, has_training_norm, reason_to_keep
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan, steps_at_most
 from lightning_hybrid.lightning.patches import Patches
+from lightning_hybrid.lightning.shared import shared_in
 from lightning_hybrid.lightning.streams import Streams
 from lightning_hybrid.probes.flops import FlopCount
-from lightning_hybrid.probes.sampler import Sampler
-from lightning_hybrid.probes.torch_device import probe_for
 from lightning_hybrid.runtime import results
 from lightning_hybrid.runtime.assembly import Outputs
 from lightning_hybrid.runtime.costs import CostOption, batch_elements
@@ -70,7 +69,8 @@ class Attachment:
         kwargs: dict[str, int] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         token, depth = trainer.strategy.broadcast((uuid.uuid4().hex[:12], config.comm_probe))
         device = trainer.strategy.root_device
-        self._sampler = Sampler(probe_for(device), kind=device.type, period_s=config.device_period_s)
+        self._shared = shared_in(trainer)
+        self._sampler = self._shared.hold_sampler(trainer, config.device_period_s)
         self.engine = Engine(
             config,
             replica=kwargs.get("rank", 0),
@@ -92,19 +92,23 @@ class Attachment:
         self._next_loader_idx = 0
         self._combined_mode = "sequential"
         self._read_ahead = 0
-        self._is_told_the_loader = False
+        self._is_told_the_loader = self._is_detached = False
         self.counted: tuple[FlopCount, int] | None = None
         """The operations of one step and how many samples it had, where they are counted."""
         self.indexed: set[int] = set()
         """The loaders of the present stage whose batches have known dataset indices."""
         self._attach()
+        self._shared.has_epochs = lambda: bool(self.engine.epochs)
         self._sampler.start()
 
     def detach(self) -> None:
         """Takes every hook out and ends the background threads; safe to call twice."""
         self.patches.undo()
         self.engine.close()
-        self._sampler.stop()
+        self._shared.has_epochs = lambda: False
+        if not self._is_detached:
+            self._is_detached = True
+            self._shared.release_sampler(self.config.device_period_s)
 
     # --- hooks --------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from lightning_hybrid.core.statistics import Statistics
 from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning.patches import Patches
+from lightning_hybrid.lightning.shared import shared_in
 from lightning_hybrid.reports.console import print_table
-from lightning_hybrid.reports.sinks import LoggerReport
 from lightning_hybrid.runtime.spec import Stage
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ class Reporter:
 
     def __init__(self, trainer: Trainer, config: HybridConfig) -> None:
         self._trainer, self._config = trainer, config
-        self._report = LoggerReport(trainer.loggers)
-        self._loggers = list(trainer.loggers)
+        self._shared = shared_in(trainer)
         self._samples_before = Counter[Stage]()
         self._logged: tuple[EpochRun, int] | None = None
         self._communication: CommunicationState | None = None
@@ -43,41 +42,40 @@ class Reporter:
 
     def step(self, epoch: EpochRun, epochs: Sequence[EpochRun]) -> None:
         """Logs every ``log_every_n_steps`` of this rank."""
-        self._follow_loggers()
         every = _compat.log_every_n_steps(self._trainer)
-        if not self._loggers or every <= 0:
+        if not self._trainer.loggers or every <= 0:
             return
         due = (epoch, epoch.recorder.steps // every)
         if due[1] > 0 and due != self._logged:
             self._logged = due
             snapshot = epoch.snapshot()
             earlier = sum(e.spec.grid.num_samples for e in epochs if e.spec.loader_idx < snapshot.loader_idx)
-            self._report.log_snapshot(snapshot, self._x(snapshot, earlier))
+            self._log(snapshot, self._x(snapshot, earlier))
 
     def end(
         self, epochs: Sequence[EpochRun], policies: Statistics, communication: CommunicationState | None = None
     ) -> None:
         """Logs and prints the final figures of all loaders of a stage, and once what the links carry."""
-        self._follow_loggers()
+        report = self._shared.report_to(self._trainer.loggers)
         in_fit = _compat.in_fit(self._trainer)
         snapshots = [epoch.snapshot() for epoch in epochs]
         found = (straggler(s, threshold_frac=self._config.straggler_threshold_frac) for s in snapshots)
         self.recommendations = tuple(recommendation for recommendation in found if recommendation is not None)
         for snapshot in snapshots:
             x = self._x(snapshot)
-            self._report.log_snapshot(snapshot, x)
+            self._log(snapshot, x, is_last=True)
             if len(snapshot.replicas) > 1 and not in_fit:
                 print_table(snapshot, self.recommendations if snapshot is snapshots[-1] else ())
             self._samples_before[snapshot.stage] += snapshot.samples_done
         if snapshots:
             stage = snapshots[-1].stage
-            self._report.log_recommendations(self.recommendations, x, stage=stage)
+            report.log_recommendations(self.recommendations, x, stage=stage)
             if any(epoch.is_balanced for epoch in epochs):
-                self._report.log_policies(policies.of_stage(stage), x, stage=stage)
+                report.log_policies(policies.of_stage(stage), x, stage=stage)
             if communication is not None and communication is not self._communication:
                 self._communication = communication
-                self._report.log_communication(communication, x, stage=stage)
-        self._report.close()
+                report.log_communication(communication, x, stage=stage)
+        report.close()
 
     def hook_progress_bar(self, patches: Patches, current: Any) -> None:
         """Makes the progress bar count the batches of all replicas; ``current()`` is the running epoch."""
@@ -126,10 +124,12 @@ class Reporter:
             return self._trainer.global_step
         return self._samples_before[snapshot.stage] + earlier + snapshot.samples_done
 
-    def _follow_loggers(self) -> None:
-        if self._trainer.loggers != self._loggers:
-            self._loggers = list(self._trainer.loggers)
-            self._report = LoggerReport(self._loggers)
+    def _log(self, snapshot: BalanceSnapshot, x: int, *, is_last: bool = False) -> None:
+        log_devices = self._shared.log_devices
+        report = self._shared.report_to(self._trainer.loggers)
+        report.log_snapshot(snapshot, x, devices=log_devices is None)
+        if log_devices is not None:
+            log_devices(snapshot.stage, x, is_last)
 
 
 def _drawing_hook(bar: Any, name: str) -> Callable[..., None] | None:

@@ -52,8 +52,12 @@ class FakeProbe:
 
 def with_values(state: DeviceState, values: Mapping[str, Any]) -> DeviceState:
     """``state`` with ``values`` by field; the reason of each that is `Unknown` goes to ``unknown``."""
-    known = {name: value for name, value in values.items() if not isinstance(value, Unknown)}
-    reasons = {name: value.reason for name, value in values.items() if isinstance(value, Unknown)}
-    kept = {name: why for name, why in state.unknown.items() if known.get(name) is None}
-    changes: dict[str, Any] = {**dict.fromkeys(reasons), **known, "unknown": kept | reasons}
-    return replace(state, **changes)
+    changes: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Unknown):
+            changes[name], reasons[name] = None, value.reason
+        else:
+            changes[name] = value
+    kept = {name: why for name, why in state.unknown.items() if changes.get(name) is None}
+    return replace(state, **changes, unknown=kept | reasons)

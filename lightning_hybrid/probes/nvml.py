@@ -73,9 +73,10 @@ class Nvml:
 
         It takes as long as the driver takes, so it is not for the thread that runs steps.
         """
-        failed = self.start()
-        if failed is not None:
-            return failed
+        if self._module is None:
+            failed = self.start()
+            if failed is not None:
+                return failed
         found = self._ask(function, args)
         if isinstance(found, _Refused) and found.code == _UNINITIALIZED:
             self._ask("nvmlInit", ())  # somebody else in this process has shut the library down
@@ -89,16 +90,10 @@ class Nvml:
             return failed
         return getattr(self._module, name, Unknown(f"this nvidia-ml-py has no {name}", lasting=True))
 
-    def field_value(self, handle: Any, field_id: int, scope: int = 0) -> Any:
-        """A value by its ``NVML_FI_`` number, or `Unknown`."""
-        found = self.call("nvmlDeviceGetFieldValues", handle, [(field_id, scope)])
-        if isinstance(found, Unknown):
-            return found
-        value = found[0]
-        if value.nvmlReturn != 0:
-            return meaning(value.nvmlReturn)
-        name = _VALUE_TYPES.get(value.valueType)
-        return Unknown(f"NVML gives a value of type {value.valueType}") if name is None else getattr(value.value, name)
+    def field_values(self, handle: Any, fields: list[tuple[int, int]]) -> list[Any]:
+        """Values by their ``NVML_FI_`` numbers and scopes, in one question; each of them may be `Unknown`."""
+        found = self.call("nvmlDeviceGetFieldValues", handle, fields)
+        return [found] * len(fields) if isinstance(found, Unknown) else [_value_of(each) for each in found]
 
     def start(self) -> Unknown | None:
         """Initialises NVML, the first time; why it could not be, ``None`` when it could."""
@@ -140,6 +135,13 @@ class Nvml:
             return _Refused(_code(err), meaning(_code(err)))
         except _misfits(module) as err:
             return _Refused(0, Unknown(f"{function} failed: {type(err).__name__}: {err}", lasting=True))
+
+
+def _value_of(field: Any) -> Any:
+    if field.nvmlReturn != 0:
+        return meaning(field.nvmlReturn)
+    name = _VALUE_TYPES.get(field.valueType)
+    return Unknown(f"NVML gives a value of type {field.valueType}") if name is None else getattr(field.value, name)
 
 
 def _code(error: Any) -> int:

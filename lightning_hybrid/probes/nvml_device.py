@@ -13,7 +13,7 @@ from lightning_hybrid.probes.gpm import FIELDS as GPM_FIELDS
 from lightning_hybrid.probes.gpm import GpmMeter
 from lightning_hybrid.probes.nvml import Nvml, session
 from lightning_hybrid.probes.nvml_gpus import Located, locate
-from lightning_hybrid.probes.nvml_queries import QUERIES, Query, memory_temperature, nvlink_bytes, nvlinks
+from lightning_hybrid.probes.nvml_queries import QUERIES, Query, memory_and_links, nvlinks
 from lightning_hybrid.probes.values import Energy, Rate, Unknown
 from lightning_hybrid.probes.visible import Seen
 from lightning_hybrid.probes.xid import XidLog
@@ -25,25 +25,29 @@ _MOST_PROCESSES = 32
 _PATIENCE = 3
 """Readings in a row that do not find the device before that is said."""
 _NOT_THE_SLICE = Unknown("measured for the whole GPU only, and this is a MIG slice", lasting=True)
-_SINGLE: tuple[tuple[tuple[str, ...], str, bool], ...] = (
-    (("memory_temperature_celsius",), "_memory_temperature", False),
-    (("num_nvlinks", "num_nvlinks_active"), "_nvlinks", True),
-    (("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"), "_nvlink_rates", False),
-)
-"""Fields, what reads them, and whether they seldom change."""
+_READERS: dict[str, tuple[str, ...]] = {
+    "_driver_version": ("driver_version",),
+    "_nvlinks": ("num_nvlinks", "num_nvlinks_active"),
+    "_field_values": ("memory_temperature_celsius", "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"),
+}
+"""What takes more than one question, and the fields that it gives."""
+_SELDOM_READERS = ("_driver_version", "_nvlinks")
 _SELDOM_PERIOD_S = 10.0
+_IDENTITY = ("name", "pci_bus_id", "compute_capability", "driver_version")
 
 NVML_FIELDS = frozenset(
     {name for query in QUERIES for name in query.fields}
-    | {name for names, _, _ in _SINGLE for name in names}
+    | {name for names in _READERS.values() for name in names}
     | set(GPM_FIELDS)
-    | {"nvml_index", "uuid", "driver_version", "mig_parent_uuid", "mig_gpu_instance", "mig_compute_instance"}
+    | {"nvml_index", "uuid", "mig_parent_uuid", "mig_gpu_instance", "mig_compute_instance"}
     | {"xid_events", "memory_process_bytes", "memory_others_bytes"}
 )
 """Fields of `DeviceState` that `NvmlReader` gives."""
 
 Values = dict[str, Any]
 """Values by field, `Unknown` among them."""
+Source = int | str
+"""Place of a query, or name of a reader."""
 
 
 class _Lost(Exception):
@@ -145,53 +149,45 @@ class _Device:
     ) -> None:
         self.nvml, self._located, self._clock = nvml, located, clock
         self._seen = located.seen
-        self._fixed: dict[int, tuple[Any, ...]] = {}  # by place of the query
+        self._asked: list[Source] = [*range(len(QUERIES)), *_READERS]
         self._ways = [0] * len(QUERIES)
-        self._refused: dict[str, tuple[Any, ...]] = {}
-        self._seldom: dict[int | str, tuple[Any, ...]] = {}  # by place of the query or name of the reader
+        self._settled: Values = {}  # what does not change, and what cannot be had
+        self._seldom: Values = {}
+        self._seldom_sources: list[Source] = []
         self._seldom_until_s = float("-inf")
         self._energy = energy
         self._nvlink = (Rate(_MOST_NVLINK_BYTES_PER_S), Rate(_MOST_NVLINK_BYTES_PER_S))
         part = self._seen.slice
         self._gpm = GpmMeter(nvml, located.gpu_handle, None if part is None else part.gpu_instance)
         self._xid = XidLog(nvml, located.gpu_handle, xids)
+        self._who: Values = {"nvml_index": self._seen.gpu.number, "uuid": self._seen.uuid}
+        if part is not None:
+            self._who["mig_parent_uuid"] = self._seen.gpu.uuid
+            self._who["mig_gpu_instance"] = part.gpu_instance
+            self._who["mig_compute_instance"] = part.compute_instance
 
     def read(self) -> Values:
-        values: Values = {}
         if self._clock() >= self._seldom_until_s:
-            self._seldom.clear()
+            self._asked, self._seldom_sources, self._seldom = self._asked + self._seldom_sources, [], {}
             self._seldom_until_s = self._clock() + _SELDOM_PERIOD_S
-        for place, query in enumerate(QUERIES):
-            values.update(zip(query.fields, self._answer(place, query), strict=True))
+        values = self._settled | self._seldom
+        for source in tuple(self._asked):
+            values.update(zip(_fields_of(source), self._answer(source), strict=True))
         if not isinstance(values["energy_j"], Unknown):
             values["energy_j"] = self._energy.update(values["energy_j"], self._clock())
-        for fields, reader, is_seldom in _SINGLE:
-            values.update(zip(fields, self._kept(reader, is_seldom=is_seldom), strict=True))
         self._add_gpm(values)
         values["xid_events"] = self._checked(self._xid.read())
-        values |= self.identity() | _own_memory(values) | {"active": True}
+        values |= self._who
+        values |= _own_memory(values)
+        values["active"] = True
         if not isinstance(values["processes"], Unknown):
             values["processes"] = values["processes"][:_MOST_PROCESSES]
         return values
 
     def identity(self) -> Values:
-        """Who the device is; needs no answer of the driver but the first."""
-        gpu, part = self._seen
-        known: Values = {
-            name: value
-            for place, values in self._fixed.items()
-            for name, value in zip(QUERIES[place].fields, values, strict=True)
-            if name in ("name", "pci_bus_id", "compute_capability")
-        }
-        version = self._kept("_driver_version", is_seldom=True)[0]
-        known |= {"nvml_index": gpu.number, "uuid": self._seen.uuid, "driver_version": version}
-        if part is not None:
-            known |= {
-                "mig_parent_uuid": gpu.uuid,
-                "mig_gpu_instance": part.gpu_instance,
-                "mig_compute_instance": part.compute_instance,
-            }
-        return known
+        """Who the device is, as far as it has told."""
+        told = self._settled | self._seldom
+        return self._who | {name: told[name] for name in _IDENTITY if name in told}
 
     def close(self) -> tuple[int, ...]:
         """The XID errors that it had."""
@@ -200,45 +196,41 @@ class _Device:
         self._xid.close()
         return () if isinstance(xids, Unknown) else xids
 
-    def _answer(self, place: int, query: Query) -> tuple[Any, ...]:
-        fixed = self._fixed.get(place) or self._seldom.get(place)
-        if fixed is not None:
-            return fixed
+    def _answer(self, source: Source) -> tuple[Any, ...]:
+        if isinstance(source, str):
+            values: tuple[Any, ...] = getattr(self, source)()
+            once, seldom = False, source in _SELDOM_READERS
+        else:
+            query = QUERIES[source]
+            values, once, seldom = self._answer_to(source, query), query.once, query.seldom
+        unknown = [value for value in values if isinstance(value, Unknown)]
+        for value in unknown:
+            self._checked(value)
+        if len(unknown) == len(values) and all(value.lasting for value in unknown):
+            once = True
+        elif unknown:
+            return values
+        if once or seldom:
+            self._asked.remove(source)
+            (self._settled if once else self._seldom).update(zip(_fields_of(source), values, strict=True))
+            if not once:
+                self._seldom_sources.append(source)
+        return values
+
+    def _answer_to(self, place: int, query: Query) -> tuple[Any, ...]:
         if query.of == "whole" and self._seen.slice is not None:
             return (_NOT_THE_SLICE,) * len(query.fields)
         handle = self._located.handle if query.of == "slice" else self._located.gpu_handle
-        way = self._ways[place]
         answer: Any = None
-        while way < len(query.calls):
-            function, arguments = query.calls[way]
-            answer = self._checked(self.nvml.call(function, handle, *arguments))
-            if not isinstance(answer, Unknown) or not answer.lasting:
+        while self._ways[place] < len(query.calls):
+            function, arguments = query.calls[self._ways[place]]
+            answer = self.nvml.call(function, handle, *arguments)
+            if not isinstance(answer, Unknown):
+                return query.take(answer)
+            if not answer.lasting:
                 break
-            way += 1
-        self._ways[place] = way
-        if isinstance(answer, Unknown):
-            values: tuple[Any, ...] = (answer,) * len(query.fields)
-            if answer.lasting:
-                self._fixed[place] = values
-            return values
-        values = query.take(answer)
-        if (query.once or query.seldom) and not any(isinstance(value, Unknown) for value in values):
-            (self._fixed if query.once else self._seldom)[place] = values
-        return values
-
-    def _kept(self, reader: str, *, is_seldom: bool = False) -> tuple[Any, ...]:
-        """What the method ``reader`` gives, as long as it makes sense to ask."""
-        kept = self._refused.get(reader) or self._seldom.get(reader)
-        if kept is not None:
-            return kept
-        values: tuple[Any, ...] = getattr(self, reader)()
-        for value in values:
-            self._checked(value)
-        if all(isinstance(value, Unknown) and value.lasting for value in values):
-            self._refused[reader] = values
-        elif is_seldom and not any(isinstance(value, Unknown) for value in values):
-            self._seldom[reader] = values
-        return values
+            self._ways[place] += 1
+        return (answer,) * len(query.fields)
 
     def _checked(self, answer: Any) -> Any:
         if isinstance(answer, Unknown) and answer.lost:
@@ -255,16 +247,17 @@ class _Device:
     def _driver_version(self) -> tuple[Any, ...]:
         return (self.nvml.call("nvmlSystemGetDriverVersion"),)
 
-    def _memory_temperature(self) -> tuple[Any, ...]:
-        return (memory_temperature(self.nvml, self._located.gpu_handle),)
-
     def _nvlinks(self) -> tuple[Any, ...]:
         return nvlinks(self.nvml, self._located.gpu_handle)
 
-    def _nvlink_rates(self) -> tuple[Any, ...]:
-        sent, received = nvlink_bytes(self.nvml, self._located.gpu_handle)
+    def _field_values(self) -> tuple[Any, ...]:
+        temperature, sent, received = memory_and_links(self.nvml, self._located.gpu_handle)
         now_s = self._clock()
-        return self._nvlink[0].update(sent, now_s), self._nvlink[1].update(received, now_s)
+        return temperature, self._nvlink[0].update(sent, now_s), self._nvlink[1].update(received, now_s)
+
+
+def _fields_of(source: Source) -> tuple[str, ...]:
+    return _READERS[source] if isinstance(source, str) else QUERIES[source].fields
 
 
 def _own_memory(values: Values) -> Values:

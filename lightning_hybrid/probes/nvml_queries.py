@@ -19,6 +19,11 @@ _PCIE_TX, _PCIE_RX = 0, 1
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_NVLINK_TX_KIB, _FIELD_NVLINK_RX_KIB = 138, 139
 _ALL_LINKS = 0xFFFF_FFFF
+_MEMORY_AND_LINKS = [
+    (_FIELD_MEMORY_TEMPERATURE, 0),
+    (_FIELD_NVLINK_TX_KIB, _ALL_LINKS),
+    (_FIELD_NVLINK_RX_KIB, _ALL_LINKS),
+]
 _MOST_LINKS = 36
 _MEMORY_V2 = 0x02000028
 
@@ -156,12 +161,14 @@ QUERIES = (
         (("nvmlDeviceGetEnforcedPowerLimit", ()), ("nvmlDeviceGetPowerManagementLimit", ())),
         _one(watts),
         of="whole",
+        seldom=True,
     ),
     Query(("energy_j",), (("nvmlDeviceGetTotalEnergyConsumption", ()),), _one(_as_it_is), of="whole"),
     Query(
         ("pcie_generation",),
         (("nvmlDeviceGetCurrPcieLinkGeneration", ()),),
         _one(lambda generation: within(generation, 1, 8)),
+        seldom=True,
     ),
     Query(
         ("pcie_generation_max",),
@@ -169,7 +176,7 @@ QUERIES = (
         _one(lambda generation: within(generation, 1, 8)),
         once=True,
     ),
-    Query(("pcie_width",), (("nvmlDeviceGetCurrPcieLinkWidth", ()),), _one(_width)),
+    Query(("pcie_width",), (("nvmlDeviceGetCurrPcieLinkWidth", ()),), _one(_width), seldom=True),
     Query(("pcie_width_max",), (("nvmlDeviceGetMaxPcieLinkWidth", ()),), _one(_width), once=True),
     Query(("pcie_tx_bytes_per_s",), (("nvmlDeviceGetPcieThroughput", (_PCIE_TX,)),), _one(_kilobytes_per_s)),
     Query(("pcie_rx_bytes_per_s",), (("nvmlDeviceGetPcieThroughput", (_PCIE_RX,)),), _one(_kilobytes_per_s)),
@@ -188,14 +195,6 @@ QUERIES = (
 """What is asked of a GPU by one function of one handle."""
 
 
-def memory_temperature(nvml: Nvml, gpu: Any) -> Any:
-    """Temperature of the memory in degrees Celsius."""
-    found = nvml.field_value(gpu, _FIELD_MEMORY_TEMPERATURE)
-    if found == 0:  # what GPUs without the sensor say
-        return Unknown("the GPU has no sensor at its memory", lasting=True)
-    return found if isinstance(found, Unknown) else celsius(found)
-
-
 def nvlinks(nvml: Nvml, gpu: Any) -> tuple[Any, Any]:
     """How many NVLinks the GPU has, and how many of them are up."""
     states: list[int] = []
@@ -209,11 +208,14 @@ def nvlinks(nvml: Nvml, gpu: Any) -> tuple[Any, Any]:
     return len(states), sum(1 for state in states if state == 1)
 
 
-def nvlink_bytes(nvml: Nvml, gpu: Any) -> tuple[Any, Any]:
-    """Bytes of data that the GPU sent and received over all links so far."""
-    sent = nvml.field_value(gpu, _FIELD_NVLINK_TX_KIB, _ALL_LINKS)
-    received = nvml.field_value(gpu, _FIELD_NVLINK_RX_KIB, _ALL_LINKS)
-    return _from_kib(sent), _from_kib(received)
+def memory_and_links(nvml: Nvml, gpu: Any) -> tuple[Any, Any, Any]:
+    """Temperature of the memory in degrees Celsius, and bytes sent and received over all NVLinks so far."""
+    temperature, sent, received = nvml.field_values(gpu, _MEMORY_AND_LINKS)
+    if temperature == 0:  # what GPUs without the sensor say
+        temperature = Unknown("the GPU has no sensor at its memory", lasting=True)
+    elif not isinstance(temperature, Unknown):
+        temperature = celsius(temperature)
+    return temperature, _from_kib(sent), _from_kib(received)
 
 
 def _from_kib(found: Any) -> Any:

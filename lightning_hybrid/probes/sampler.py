@@ -125,7 +125,7 @@ class Sampler:
         if began_s is None or run.is_stopped or self._clock() - began_s <= self._overdue_s:
             return latest
         if self._silent is None or self._silent[0] is not latest:
-            self._silent = (latest, _silent(latest))
+            self._silent = (latest, latest.silent("the driver does not answer"))
         return self._silent[1]
 
     def history(self) -> tuple[DeviceState, ...]:
@@ -156,29 +156,10 @@ class Sampler:
         try:
             return self._probe.read()
         except Exception as err:  # a probe of the user's; one that fails must not end the others' work
-            state = _silent(run.latest, f"the probe failed: {type(err).__name__}: {err}")
+            state = run.latest.silent(f"the probe failed: {type(err).__name__}: {err}")
             if state.error != run.latest.error:
                 _log.warning("the state of %s is not known: %s", state.name or state.kind, state.error)
             return state
-
-
-def _silent(state: DeviceState, why: str = "the driver does not answer") -> DeviceState:
-    """Who the device is, without what it was doing."""
-    return DeviceState(
-        kind=state.kind,
-        name=state.name,
-        index=state.index,
-        nvml_index=state.nvml_index,
-        uuid=state.uuid,
-        pci_bus_id=state.pci_bus_id,
-        mig_parent_uuid=state.mig_parent_uuid,
-        mig_gpu_instance=state.mig_gpu_instance,
-        mig_compute_instance=state.mig_compute_instance,
-        memory_total_bytes=state.memory_total_bytes,
-        host_memory_total_bytes=state.host_memory_total_bytes,
-        error=why,
-        timestamp_s=state.timestamp_s,
-    )
 
 
 def _check_positive(name: str, value: float) -> None:

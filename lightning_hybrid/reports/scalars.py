@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
 
 _GIB = 2**30
 
-_SHARED_CHARTS = {
-    "share of the samples, one line per replica": "share_frac",
-    "speed in samples per second, one line per replica": "speed_samples_per_s",
-    "busy fraction, one line per replica": "busy_frac",
+_BALANCE_CHARTS = {
+    "share of the samples": "share_frac",
+    "speed in samples per second": "speed_samples_per_s",
+    "busy fraction": "busy_frac",
+}
+
+_DEVICE_CHARTS = {
+    "utilization, 0 to 1": "utilization_frac",
+    "device memory in use, GiB": "memory_used_gib",
+    "power, W": "power_w",
+    "temperature, degrees Celsius": "temperature_celsius",
+    "SM clock, MHz": "sm_clock_mhz",
+    "CPU use of the machine, 0 to 1": "host_cpu_frac",
+    "RAM of the rank's process, GiB": "process_memory_gib",
 }
 
 
-def scalars(snapshot: BalanceSnapshot) -> dict[str, float]:
+def scalars(snapshot: BalanceSnapshot, *, devices: bool = True) -> dict[str, float]:
     """Every known number of ``snapshot`` under its tag; what is not known is left out.
 
     The x axis is the number of samples done (``global_step`` inside ``fit``). Several loaders of one stage share their
@@ -33,14 +43,12 @@ def scalars(snapshot: BalanceSnapshot) -> dict[str, float]:
     ``balance/<stage>/reused_samples``                      samples that were not run, because an equal one was
     ``balance/<stage>/overhead_us_per_step``                this package's own time per step, of the worst replica
     ``performance/<stage>/communication_frac/replica<r>``   share of its step time in collectives; lockstep only
-    ``devices/<stage>/memory_used_gib/replica<r>``          device memory in use, by all processes
-    ``devices/<stage>/memory_allocated_gib/replica<r>``     device memory allocated by this rank's process
-    ``devices/<stage>/memory_frac/replica<r>``              device memory in use over its total, 0..1
-    ``devices/<stage>/utilization_frac/replica<r>``         share of the last sampling period with work on it, 0..1
-    ``devices/<stage>/host_cpu_frac/replica<r>``            use of all cores of the replica's machine, 0..1
-    ``devices/<stage>/host_memory_used_gib/replica<r>``     RAM of the replica's machine in use
-    ``devices/<stage>/process_memory_gib/replica<r>``       RAM of this rank's process (resident set)
+    ``devices/<stage>/<name>/replica<r>``                   the first names of `device_scalars`
     ======================================================  ========================================================
+
+    Args:
+        snapshot: The records of all replicas.
+        devices: Whether the replicas' devices are among them.
 
     Example:
         >>> records = (ReplicaRecord(replica=0, samples=3), ReplicaRecord(replica=1, samples=1))
@@ -58,9 +66,53 @@ def scalars(snapshot: BalanceSnapshot) -> dict[str, float]:
         for name, value in _replica_numbers(snapshot, record):
             found[f"balance/{snapshot.stage}/{name}/replica{record.replica}"] = value
         found[f"performance/{snapshot.stage}/communication_frac/replica{record.replica}"] = record.collective_frac
-        if record.device is not None:
-            for name, value in _device_numbers(record.device):
-                found[f"devices/{snapshot.stage}/{name}/replica{record.replica}"] = value
+        if devices and record.device is not None:
+            found |= _tagged(snapshot.stage, f"replica{record.replica}", record.device, _DEVICE_NUMBERS)
+    return {tag: float(value) for tag, value in found.items() if value is not None}
+
+
+def device_scalars(stage: str, states: Mapping[int, DeviceState]) -> dict[str, float]:
+    """Every known number of the ranks' devices under its tag; what is not known is left out.
+
+    ====================================================  ==========================================================
+    name in ``devices/<stage>/<name>/rank<r>``            meaning
+    ====================================================  ==========================================================
+    ``memory_used_gib``, ``memory_frac``                  device memory in use by all processes; its share of the total
+    ``memory_allocated_gib``, ``memory_reserved_gib``     of this rank's tensors; held by its caching allocator
+    ``utilization_frac``                                  share of the last sampling period with work on it, 0..1
+    ``host_cpu_frac``, ``host_memory_used_gib``           use of all cores of the rank's machine, 0..1; its RAM in use
+    ``process_memory_gib``                                RAM of this rank's process (resident set)
+    ``active``                                            1: the device answers, 0: it is lost
+    ``memory_others_gib``                                 device memory of everybody but this rank's process
+    ``memory_utilization_frac``, ``sm_active_frac``,      share of time with memory traffic; of SMs busy, of tensor
+    ``tensor_active_frac``, ``dram_active_frac``          cores busy; memory bandwidth over its peak; 0..1
+    ``sm_clock_mhz``, ``memory_clock_mhz``                clocks
+    ``power_capped``, ``thermally_slowed``                1: the clock is held down by power, by heat; else 0
+    ``temperature_celsius``                               of the GPU; ``memory_temperature_celsius`` of its memory
+    ``power_w``, ``energy_kj``                            power drawn; energy since the probe's first reading
+    ``pcie_generation``, ``pcie_width``                   of the link now: lower than usual under load is a fault
+    ``pcie_tx_gib_per_s``, ``pcie_rx_gib_per_s``          sent and received by the device
+    ``nvlink_tx_gib_per_s``, ``nvlink_rx_gib_per_s``      the same over all NVLinks
+    ``num_nvlinks_active``                                NVLinks that are up
+    ``ecc_corrected``, ``ecc_uncorrected``                memory errors since the driver started
+    ``remapped_rows_...``, ``remapping_failed``           memory rows replaced; 1: one could not be
+    ``pcie_replays``, ``newest_xid``                      packets sent again; number of the newest XID error
+    ``host_load_average``, ``host_temperature_celsius``   runnable processes, 1 min mean; hottest CPU sensor
+    ``host_steal_frac``, ``host_throttled_frac``          CPU time taken by other machines; CPU quota periods used up
+    ====================================================  ==========================================================
+
+    Args:
+        stage: Part of the tag.
+        states: By rank.
+
+    Example:
+        >>> device_scalars("fit", {1: DeviceState(kind="cuda", power_w=250.0)})
+        {'devices/fit/power_w/rank1': 250.0}
+    """
+    numbers = _DEVICE_NUMBERS | _MORE_DEVICE_NUMBERS
+    found: dict[str, float | None] = {}
+    for rank, state in states.items():
+        found |= _tagged(stage, f"rank{rank}", state, numbers)
     return {tag: float(value) for tag, value in found.items() if value is not None}
 
 
@@ -99,18 +151,29 @@ def overhead_us_per_step(snapshot: BalanceSnapshot) -> float | None:
     return 1e6 * max(known) if known else None
 
 
-def custom_scalars_layout(stages: Iterable[str]) -> dict[str, dict[str, tuple[str, list[str]]]]:
+def custom_scalars_layout(
+    stages: Iterable[str], devices: Iterable[str] = (), logged: Iterable[str] = ()
+) -> dict[str, dict[str, tuple[str, list[str]]]]:
     """The layout for ``SummaryWriter.add_custom_scalars``: for each stage, charts that show all replicas together.
 
     TensorBoard otherwise gives each replica an auto-scaled chart of its own, where nobody sees the imbalance.
+
+    Args:
+        stages: Those of which `scalars` were logged.
+        devices: Those of which `device_scalars` were logged.
+        logged: The names of these; a chart of another would be empty.
     """
+    names = set(logged)
+    balance = {f"balance of {stage}": _charts(f"balance/{stage}", _BALANCE_CHARTS, "replica") for stage in stages}
+    shown = {title: name for title, name in _DEVICE_CHARTS.items() if name in names}
+    return balance | {f"devices in {stage}": _charts(f"devices/{stage}", shown, "rank") for stage in devices}
+
+
+def _charts(group: str, charts: Mapping[str, str], each: str) -> dict[str, tuple[str, list[str]]]:
+    # a logger's prefix comes before the tag, joined by a dash
     return {
-        f"balance of {stage}": {
-            # a logger's prefix comes before the tag, joined by a dash
-            title: ("Multiline", [f"(.*-)?balance/{stage}/{name}/replica.*"])
-            for title, name in _SHARED_CHARTS.items()
-        }
-        for stage in stages
+        f"{title}, one line per {each}": ("Multiline", [f"(.*-)?{group}/{name}/{each}.*"])
+        for title, name in charts.items()
     }
 
 
@@ -120,14 +183,8 @@ def _replica_numbers(snapshot: BalanceSnapshot, record: ReplicaRecord) -> Iterat
     yield "busy_frac", record.busy_frac
 
 
-def _device_numbers(device: DeviceState) -> Iterator[tuple[str, float | None]]:
-    yield "memory_used_gib", _gib(device.memory_used_bytes)
-    yield "memory_allocated_gib", _gib(device.memory_allocated_bytes)
-    yield "memory_frac", device.memory_frac
-    yield "utilization_frac", device.utilization_frac
-    yield "host_cpu_frac", device.host_cpu_frac
-    yield "host_memory_used_gib", _gib(device.host_memory_used_bytes)
-    yield "process_memory_gib", _gib(device.process_memory_bytes)
+def _tagged(stage: str, who: str, state: DeviceState, numbers: Mapping[str, _Number]) -> dict[str, float | None]:
+    return {f"devices/{stage}/{name}/{who}": number(state) for name, number in numbers.items()}
 
 
 def _us(seconds: float | None) -> float | None:
@@ -136,3 +193,66 @@ def _us(seconds: float | None) -> float | None:
 
 def _gib(num_bytes: float | None) -> float | None:
     return None if num_bytes is None else num_bytes / _GIB
+
+
+def _held_down_by(*reasons: str) -> _Number:
+    def number(state: DeviceState) -> float | None:
+        found = state.clock_event_reasons
+        return None if found is None else float(any(reason in found for reason in reasons))
+
+    return number
+
+
+def _newest_xid(state: DeviceState) -> float | None:
+    return state.xid_events[-1] if state.xid_events else None
+
+
+_Number = Callable[[DeviceState], float | None]
+
+_DEVICE_NUMBERS: dict[str, _Number] = {
+    "memory_used_gib": lambda state: _gib(state.memory_used_bytes),
+    "memory_allocated_gib": lambda state: _gib(state.memory_allocated_bytes),
+    "memory_frac": lambda state: state.memory_frac,
+    "utilization_frac": lambda state: state.utilization_frac,
+    "host_cpu_frac": lambda state: state.host_cpu_frac,
+    "host_memory_used_gib": lambda state: _gib(state.host_memory_used_bytes),
+    "process_memory_gib": lambda state: _gib(state.process_memory_bytes),
+}
+"""What everybody wants to know of a device, by name in its tag."""
+
+_MORE_DEVICE_NUMBERS: dict[str, _Number] = {
+    "active": lambda state: state.active,
+    "memory_reserved_gib": lambda state: _gib(state.memory_reserved_bytes),
+    "memory_others_gib": lambda state: _gib(state.memory_others_bytes),
+    "memory_utilization_frac": lambda state: state.memory_utilization_frac,
+    "sm_active_frac": lambda state: state.sm_active_frac,
+    "tensor_active_frac": lambda state: state.tensor_active_frac,
+    "dram_active_frac": lambda state: state.dram_active_frac,
+    "sm_clock_mhz": lambda state: state.sm_clock_mhz,
+    "memory_clock_mhz": lambda state: state.memory_clock_mhz,
+    "power_capped": _held_down_by("sw_power_cap", "hw_power_brake_slowdown"),
+    "thermally_slowed": _held_down_by("sw_thermal_slowdown", "hw_thermal_slowdown"),
+    "temperature_celsius": lambda state: state.temperature_celsius,
+    "memory_temperature_celsius": lambda state: state.memory_temperature_celsius,
+    "power_w": lambda state: state.power_w,
+    "energy_kj": lambda state: None if state.energy_j is None else state.energy_j / 1000,
+    "pcie_generation": lambda state: state.pcie_generation,
+    "pcie_width": lambda state: state.pcie_width,
+    "pcie_tx_gib_per_s": lambda state: _gib(state.pcie_tx_bytes_per_s),
+    "pcie_rx_gib_per_s": lambda state: _gib(state.pcie_rx_bytes_per_s),
+    "nvlink_tx_gib_per_s": lambda state: _gib(state.nvlink_tx_bytes_per_s),
+    "nvlink_rx_gib_per_s": lambda state: _gib(state.nvlink_rx_bytes_per_s),
+    "num_nvlinks_active": lambda state: state.num_nvlinks_active,
+    "ecc_corrected": lambda state: state.ecc_corrected,
+    "ecc_uncorrected": lambda state: state.ecc_uncorrected,
+    "remapped_rows_corrected": lambda state: state.remapped_rows_corrected,
+    "remapped_rows_uncorrected": lambda state: state.remapped_rows_uncorrected,
+    "remapping_failed": lambda state: state.remapping_failed,
+    "pcie_replays": lambda state: state.pcie_replays,
+    "newest_xid": _newest_xid,
+    "host_load_average": lambda state: state.host_load_average,
+    "host_temperature_celsius": lambda state: state.host_temperature_celsius,
+    "host_steal_frac": lambda state: state.host_steal_frac,
+    "host_throttled_frac": lambda state: state.host_throttled_frac,
+}
+"""What else there is."""

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from lightning_hybrid.core.communication import CommunicationState
+from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.recommend import Recommendation, format_markdown
 from lightning_hybrid.core.state import BalanceSnapshot
 from lightning_hybrid.core.statistics import Statistics
-from lightning_hybrid.reports.scalars import custom_scalars_layout, link_scalars, scalars
+from lightning_hybrid.reports.scalars import custom_scalars_layout, device_scalars, link_scalars, scalars
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +51,31 @@ class LoggerReport:
 
     def __init__(self, loggers: Iterable[MetricsLogger]) -> None:
         self._sinks = [_Sink(logger) for logger in loggers]
+        self._devices: dict[str, tuple[int, dict[int, DeviceState]]] = {}
 
-    def log_snapshot(self, snapshot: BalanceSnapshot, step: int) -> None:
-        """Write the numbers of ``snapshot`` at ``step`` of the x axis."""
-        metrics = scalars(snapshot)
+    def log_snapshot(self, snapshot: BalanceSnapshot, step: int, *, devices: bool = True) -> None:
+        """Write the numbers of ``snapshot`` at ``step`` of the x axis, those of the ``devices`` too unless told not."""
+        metrics = scalars(snapshot, devices=devices)
         for sink in self._sinks:
             sink.try_to(sink.write_metrics, snapshot.stage, metrics, step)
+
+    def log_devices(self, states: Mapping[int, DeviceState], step: int, *, stage: str, again: bool = False) -> None:
+        """Write the numbers of the ranks' devices at ``step`` of the x axis, once for each point of it.
+
+        Args:
+            states: By rank. Those that were written under this stage before are left out, but with ``again``.
+            step: The point.
+            stage: Part of the tag, and whose axis it is.
+            again: Write them all.
+        """
+        last_step, last = self._devices.get(stage, (-1, {}))
+        fresh = states if again else {rank: state for rank, state in states.items() if last.get(rank) != state}
+        metrics = device_scalars(stage, fresh)
+        if not metrics or step == last_step:
+            return
+        self._devices[stage] = step, last | dict(fresh)
+        for sink in self._sinks:
+            sink.try_to(sink.write_metrics, stage, metrics, step, "devices")
 
     def log_recommendations(self, recommendations: Sequence[Recommendation], step: int, *, stage: str) -> None:
         """Write the text of ``recommendations``, unless it is the stage's last text again.
@@ -95,7 +115,8 @@ class _Sink:
         self._failed = False
         self._last_step: dict[str, int] = {}
         self._last_text: dict[str, str] = {}
-        self._stages_in_layout: list[str] = []
+        self._stages_in_layout: dict[str, list[str]] = {"balance": [], "devices": []}
+        self._names_in_layout: set[str] = set()
 
     def try_to(self, write: Callable[..., None], *args: object) -> None:
         if self._failed:
@@ -105,17 +126,17 @@ class _Sink:
         except Exception as err:
             self._failed = True
             _log.warning(
-                "%s gets no more balance figures and recommendations: it raised %s: %s",
+                "%s gets no more figures and recommendations of this package: it raised %s: %s",
                 type(self._logger).__name__,
                 type(err).__name__,
                 err,
             )
 
-    def write_metrics(self, stage: str, metrics: dict[str, float], step: int) -> None:
+    def write_metrics(self, stage: str, metrics: dict[str, float], step: int, page: str = "balance") -> None:
         if not metrics:
             return
         self._logger.log_metrics(dict(metrics), self._forward(stage, step))
-        self._write_layout(stage)
+        self._write_layout(page, stage, metrics)
         self.flush()
 
     def is_news(self, page: str, text: str, *, takes_back: bool) -> bool:
@@ -143,12 +164,19 @@ class _Sink:
         self._last_step[stage] = max(int(step), self._last_step.get(stage, 0))
         return self._last_step[stage]
 
-    def _write_layout(self, stage: str) -> None:
-        add_custom_scalars = self._ability("add_custom_scalars")
-        if stage in self._stages_in_layout or add_custom_scalars is None:
+    def _write_layout(self, page: str, stage: str, metrics: Mapping[str, float]) -> None:
+        names = {tag.split("/")[2] for tag in metrics} if page == "devices" else set()
+        stages = self._stages_in_layout[page]
+        if stage in stages and names <= self._names_in_layout:
             return
-        self._stages_in_layout.append(stage)
-        add_custom_scalars(custom_scalars_layout(self._stages_in_layout))
+        add_custom_scalars = self._ability("add_custom_scalars")
+        if add_custom_scalars is None:
+            return
+        self._names_in_layout |= names
+        if stage not in stages:
+            stages.append(stage)
+        pages = self._stages_in_layout
+        add_custom_scalars(custom_scalars_layout(pages["balance"], pages["devices"], self._names_in_layout))
 
     def _append_to_text_file(self, name: str, text: str) -> None:
         directory = getattr(self._logger, "log_dir", None)

@@ -193,7 +193,7 @@ def test_a_logger_that_raises_is_named_once_and_left_alone(caplog: pytest.LogCap
         report.close()
 
     assert [record.getMessage() for record in caplog.records] == [
-        "BrokenLogger gets no more balance figures and recommendations:"
+        "BrokenLogger gets no more figures and recommendations of this package:"
         " it raised ConnectionError: no route to the server"
     ]
     assert [step for _, step in broken.calls] == [8]

@@ -1,0 +1,147 @@
+"""What the probes benchmark measures, each in a process whose NVML is scripted."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lightning_hybrid import DeviceStateMonitor
+from lightning_hybrid.probes.machine import Machine
+from lightning_hybrid.probes.sampler import Sampler
+from lightning_hybrid.runtime.state_exchange import StateExchange
+from lightning_hybrid.runtime.store import InProcessStore
+from tests.lightning.devices import Model, Scripted, monitored
+from tests.lightning.scenes import ids
+from tests.probes.nvml_library import calls
+from tests.probes.scenes import GpuProbe
+
+STEP_S = 0.005
+_DEADLINE_S = 60.0
+
+
+class _ThreadClock:
+    """CPU time of the thread that calls it, from its first call to its last, and how often it did."""
+
+    def __init__(self) -> None:
+        self.times_s: list[float] = []
+
+    def __call__(self, *_: object) -> None:
+        self.times_s.append(time.thread_time())
+
+    @property
+    def cpu_s_per_call(self) -> float:
+        return (self.times_s[-1] - self.times_s[0]) / (len(self.times_s) - 1)
+
+
+def monitoring(num_gpus: int, span_s: float) -> dict[str, Any]:
+    """CPU time of the threads that read the host and all GPUs once a second, and how many readings came."""
+    machine = Machine(period_s=1.0)
+    clocks = [_ThreadClock() for _ in machine._samplers]
+    for sampler, clock in zip(machine._samplers, clocks, strict=True):
+        sampler.after.append(clock)
+    machine.start()
+    threading.Event().wait(span_s)
+    machine.stop()
+    assert len(clocks) == num_gpus + 1
+    per_reading_s = [clock.cpu_s_per_call for clock in clocks]
+    arrived = sum(len(clock.times_s) for clock in clocks)
+    return {
+        "monitor_core_frac": sum(per_reading_s),
+        "host_core_frac": per_reading_s[0],
+        "samples_arrived_frac": arrived / (len(clocks) * span_s),
+    }
+
+
+def sharing(num_ranks: int, period_s: float, times: int) -> dict[str, Any]:
+    """What a hook's read of all ranks' newest states costs, and what telling and learning them does at 1 Hz."""
+    samplers = [Sampler(GpuProbe(rank), kind="cuda", period_s=period_s) for rank in range(num_ranks)]
+    store = InProcessStore()
+    exchanges = [
+        StateExchange(store, rank, num_ranks, sampler.read, period_s=period_s) for rank, sampler in enumerate(samplers)
+    ]
+    clocks = [_ThreadClock() for _ in exchanges]
+    for sampler, exchange, clock in zip(samplers, exchanges, clocks, strict=True):
+        exchange.after.append(clock)
+        sampler.start()
+        exchange.start()
+    _wait_until(lambda: len(exchanges[0].states()) == num_ranks)
+    _wait_until(lambda: min(len(clock.times_s) for clock in clocks) > times)
+    reads_us = [1e6 * _seconds(exchanges[0].states) for _ in range(2000)]
+    for sampler, exchange in zip(samplers, exchanges, strict=True):
+        exchange.stop()
+        sampler.stop()
+    return {
+        "snapshot_read_us": median(reads_us),
+        "tell_core_frac": median(clock.cpu_s_per_call for clock in clocks[1:]),
+        "learn_core_frac": clocks[0].cpu_s_per_call,
+    }
+
+
+def stepping(library: Path, steps: int, pairs: int) -> dict[str, Any]:
+    """Loop time with the monitor over loop time without, run in turns, for steps of 5 ms."""
+    matrix = torch.randn(256, 256)
+    work = _times_for(matrix)
+    ratios = []
+    for pair in range(pairs):
+        seconds = {
+            is_monitored: _loop_s(library if is_monitored else None, matrix, work, steps)
+            for is_monitored in ((True, False) if pair % 2 else (False, True))
+        }
+        ratios.append(seconds[True] / seconds[False])
+    return {"step_overhead_frac": median(ratios) - 1, "step_overheads_frac": [ratio - 1 for ratio in ratios]}
+
+
+def calls_on_step_thread(library: Path, noted: Path, steps: int) -> dict[str, Any]:
+    """How many questions to NVML came from the thread that steps, and how many there were."""
+    matrix = torch.randn(256, 256)
+    _loop_s(library, matrix, _times_for(matrix), steps)
+    threads = [thread for thread, _, _ in calls(noted)]
+    return {"nvml_calls_on_step_thread": threads.count(threading.get_native_id()), "nvml_calls": len(threads)}
+
+
+def _loop_s(library: Path | None, matrix: torch.Tensor, times: int, steps: int) -> float:
+    """Seconds from the first step to the last."""
+    began_s: list[float] = []
+
+    def during(module: Any, batch_idx: int) -> None:
+        began_s.append(time.perf_counter())
+        _work(matrix, times)
+
+    with tempfile.TemporaryDirectory() as directory:
+        monitor = None if library is None else DeviceStateMonitor(probe=Scripted(library))
+        trainer = monitored(1, monitor, logger=TensorBoardLogger(directory), log_every_n_steps=50)
+        trainer.predict(Model(during), ids(steps, 1), return_predictions=False)
+    return began_s[-1] - began_s[0]
+
+
+def _work(matrix: torch.Tensor, times: int) -> None:
+    for _ in range(times):
+        torch.mm(matrix, matrix)
+
+
+def _times_for(matrix: torch.Tensor) -> int:
+    """How many products take as long as a step."""
+    _work(matrix, 50)
+    return max(1, round(STEP_S / (median(_seconds(lambda: _work(matrix, 10)) for _ in range(20)) / 10)))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s
+
+
+def _wait_until(ready: Callable[[], bool]) -> None:
+    until_s, pause = time.monotonic() + _DEADLINE_S, threading.Event()
+    while not ready():
+        if time.monotonic() > until_s:
+            raise TimeoutError("the states of all ranks did not arrive")
+        pause.wait(0.01)
