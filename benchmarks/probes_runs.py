@@ -42,17 +42,29 @@ class _ThreadClock:
 
 
 def monitoring(num_gpus: int, span_s: float) -> dict[str, Any]:
-    """CPU time of the threads that read the host and all GPUs once a second, and how many readings came."""
+    """CPU time of the threads that read the host and all GPUs once a second, and how many readings came.
+
+    First all read together, as the probe command has them do; then each at a time of its own, as ranks do, where
+    nothing of the one's is left in the caches for the next.
+    """
+    together, apart = _read_for(num_gpus, span_s, 0.0), _read_for(num_gpus, span_s, 1 / (num_gpus + 1))
+    return together | {"monitor_apart_core_frac": apart["monitor_core_frac"]}
+
+
+def _read_for(num_gpus: int, span_s: float, pause_s: float) -> dict[str, Any]:
     machine = Machine(period_s=1.0)
     clocks = [_ThreadClock() for _ in machine._samplers]
+    assert len(clocks) == num_gpus + 1
+    pause = threading.Event()
     for sampler, clock in zip(machine._samplers, clocks, strict=True):
         sampler.after.append(clock)
-    machine.start()
-    threading.Event().wait(span_s)
+        sampler.start()
+        pause.wait(pause_s)
+    began = [len(clock.times_s) for clock in clocks]
+    pause.wait(span_s)
+    arrived = sum(len(clock.times_s) - before for clock, before in zip(clocks, began, strict=True))
     machine.stop()
-    assert len(clocks) == num_gpus + 1
     per_reading_s = [clock.cpu_s_per_call for clock in clocks]
-    arrived = sum(len(clock.times_s) for clock in clocks)
     return {
         "monitor_core_frac": sum(per_reading_s),
         "host_core_frac": per_reading_s[0],

@@ -29,6 +29,9 @@ from tests.lightning.scenes import ids, messages
 # the model validates in other runs
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
+KNOWN = (("devices", "power_w"), ("device_health", "active"))
+"""What the counting device tells."""
+
 
 def fresh_reading(module: Any, _: int) -> None:
     """A step that lasts until the device has been read anew and the reading is there."""
@@ -57,7 +60,8 @@ def test_every_stage_is_logged_at_its_own_steps(kind: str, tmp_path: Path) -> No
         "test": [2, 4],
         "predict": [2, 4],
     }
-    assert {key.split("/")[2] for key in columns if key.startswith("devices/")} == {"active", "power_w"}
+    tags = {f"{kind}/{stage}/{name}/rank0" for stage in STAGES for kind, name in KNOWN}
+    assert {key for key in columns if key.startswith("device")} == tags
 
 
 def test_batches_that_no_reading_falls_into_are_logged_once_at_the_end(tmp_path: Path) -> None:

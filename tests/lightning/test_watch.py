@@ -129,7 +129,7 @@ def test_a_gpu_lost_in_the_run_is_shown_as_lost_and_the_run_goes_on(library: Pat
 
     assert played(rank, 1, script) == ["the GPU is lost: it fell off the bus"]
     columns = csv_columns(tmp_path)
-    shown = [value for _, value in columns["devices/predict/active/rank0"]]
+    shown = [value for _, value in columns["device_health/predict/active/rank0"]]
     assert (shown[0], shown[-1]) == (1.0, 0.0)
     assert shown == sorted(shown, reverse=True)
     assert max(steps_of(columns, "devices/predict/power_w/rank0")) <= 6
