@@ -58,7 +58,7 @@ class LoggerReport:
         for sink in self._sinks:
             sink.try_to(sink.write_metrics, snapshot.stage, metrics, step)
 
-    def log_devices(self, states: Mapping[int, DeviceState], step: int, *, stage: str, again: bool = False) -> None:
+    def log_devices(self, states: Mapping[int, DeviceState], step: int, *, stage: str, again: bool = False) -> bool:
         """Write the numbers of the ranks' devices at ``step`` of the x axis, each rank's once at a point.
 
         Args:
@@ -66,6 +66,9 @@ class LoggerReport:
             step: The point.
             stage: Part of the tag, and whose axis it is.
             again: Write them all.
+
+        Returns:
+            Whether there was anything to write.
         """
         last = self._devices.setdefault(stage, {})
         news = {rank: state for rank, state in states.items() if last.get(rank, (None, None))[0] != step}
@@ -73,10 +76,11 @@ class LoggerReport:
             news = {rank: state for rank, state in news.items() if last.get(rank, (None, None))[1] != state}
         metrics = device_scalars(stage, news)
         if not metrics:
-            return
+            return False
         last.update({rank: (step, state) for rank, state in news.items()})
         for sink in self._sinks:
             sink.try_to(sink.write_metrics, stage, metrics, step, "devices")
+        return True
 
     def log_recommendations(self, recommendations: Sequence[Recommendation], step: int, *, stage: str) -> None:
         """Write the text of ``recommendations``, unless it is the stage's last text again.

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import pytest
@@ -41,7 +42,7 @@ def fresh_reading(module: Any, _: int) -> None:
 
 
 def fast() -> DeviceStateMonitor:
-    return DeviceStateMonitor(device_period_s=0.002, probe=Counting())
+    return DeviceStateMonitor(device_period_s=0.002, most_overhead_frac=1.0, probe=Counting())
 
 
 # --- what is logged, and where on the x axis -------------------------------------------------------------------------
@@ -264,6 +265,27 @@ def test_the_period_comes_from_the_argument_or_the_environment(monkeypatch: pyte
 def test_a_period_that_makes_no_sense_is_refused_by_name(value: Any) -> None:
     with pytest.raises(ConfigError, match="device_period_s must be"):
         DeviceStateMonitor(device_period_s=value)
+
+
+def test_a_slow_logger_is_given_fewer_points_and_the_last_one(tmp_path: Path) -> None:
+    class Slow(CSVLogger):
+        calls: ClassVar[list[int]] = []
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            began_s = time.perf_counter()
+            wait_until(lambda: time.perf_counter() > began_s + 0.01)
+            self.calls.append(step or 0)
+
+    monitor = DeviceStateMonitor(device_period_s=0.002, most_overhead_frac=1e-6, probe=Counting())
+    run(monitored(1, monitor, logger=Slow(tmp_path)), "predict", Model(fresh_reading), ids(12))
+
+    assert Slow.calls == [2, 12]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1, 1.5, float("nan")])
+def test_an_overhead_that_makes_no_sense_is_refused_by_name(value: float) -> None:
+    with pytest.raises(ConfigError, match="most_overhead_frac must be above 0 and up to 1"):
+        DeviceStateMonitor(most_overhead_frac=value)
 
 
 def test_a_probe_that_cannot_be_called_is_refused_by_name() -> None:
