@@ -101,37 +101,39 @@ def stepping(library: Path, steps: int, pairs: int) -> dict[str, Any]:
     """Loop time with the monitor over loop time without, run in turns, for steps of 5 ms."""
     matrix = torch.randn(256, 256)
     work = _times_for(matrix)
-    ratios = []
+    wall, cpu = [], []
     for pair in range(pairs):
-        seconds = {
-            is_monitored: _loop_s(library if is_monitored else None, matrix, work, steps)
+        took = {
+            is_monitored: _loop(library if is_monitored else None, matrix, work, steps)
             for is_monitored in ((True, False) if pair % 2 else (False, True))
         }
-        ratios.append(seconds[True] / seconds[False])
-    return {"step_overhead_frac": median(ratios) - 1, "step_overheads_frac": [ratio - 1 for ratio in ratios]}
+        wall.append(took[True][0] / took[False][0] - 1)
+        cpu.append(took[True][1] / took[False][1] - 1)
+    return {"step_overhead_frac": median(wall), "step_cpu_overhead_frac": median(cpu), "step_overheads_frac": wall}
 
 
 def calls_on_step_thread(library: Path, noted: Path, steps: int) -> dict[str, Any]:
     """How many questions to NVML came from the thread that steps, and how many there were."""
     matrix = torch.randn(256, 256)
-    _loop_s(library, matrix, _times_for(matrix), steps)
+    _loop(library, matrix, _times_for(matrix), steps)
     threads = [thread for thread, _, _ in calls(noted)]
     return {"nvml_calls_on_step_thread": threads.count(threading.get_native_id()), "nvml_calls": len(threads)}
 
 
-def _loop_s(library: Path | None, matrix: torch.Tensor, times: int, steps: int) -> float:
-    """Seconds from the first step to the last."""
-    began_s: list[float] = []
+def _loop(library: Path | None, matrix: torch.Tensor, times: int, steps: int) -> tuple[float, float]:
+    """Seconds from the first step to the last, and the process's CPU time in them."""
+    began_s: list[tuple[float, float]] = []
 
     def during(module: Any, batch_idx: int) -> None:
-        began_s.append(time.perf_counter())
+        began_s.append((time.perf_counter(), time.process_time()))
         _work(matrix, times)
 
     with tempfile.TemporaryDirectory() as directory:
         monitor = None if library is None else DeviceStateMonitor(probe=Scripted(library))
         trainer = monitored(1, monitor, logger=TensorBoardLogger(directory), log_every_n_steps=50)
         trainer.predict(Model(during), ids(steps, 1), return_predictions=False)
-    return began_s[-1] - began_s[0]
+    (first_s, first_cpu_s), (last_s, last_cpu_s) = began_s[0], began_s[-1]
+    return last_s - first_s, last_cpu_s - first_cpu_s
 
 
 def _work(matrix: torch.Tensor, times: int) -> None:

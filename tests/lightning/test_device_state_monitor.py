@@ -201,7 +201,7 @@ def test_with_the_balance_callback_one_sampler_reads_and_devices_are_logged_once
     if stage != "fit":
         axis = steps_of(columns, f"balance/{stage}/throughput_samples_per_s")
         assert set(steps_of(columns, f"devices/{stage}/power_w/rank0")) <= set(axis)
-    assert threads_of_ours() == []
+    wait_until(lambda: threads_of_ours() == [])
 
 
 def test_a_second_monitor_has_no_effect_and_says_so(tmp_path: Path) -> None:
@@ -226,11 +226,11 @@ def test_an_exception_in_a_step_ends_its_threads_and_the_next_run_is_logged(stag
     trainer = monitored(1, fast(), logger=csv_logger(tmp_path))
     with pytest.raises(RuntimeError, match="the step fails"):
         run(trainer, stage, Model(fails), ids(4))
-    assert threads_of_ours() == []
+    wait_until(lambda: threads_of_ours() == [])
 
     run(trainer, "predict", Model(fresh_reading), ids(4))
     assert steps_of(csv_columns(tmp_path), "devices/predict/power_w/rank0") == [2, 4]
-    assert threads_of_ours() == []
+    wait_until(lambda: threads_of_ours() == [])
 
 
 def test_it_can_be_pickled_while_it_runs_and_its_axis_goes_with_it(tmp_path: Path) -> None:
