@@ -68,7 +68,7 @@ def collect(parts: Sequence[str], *, quick: bool) -> dict[str, Any]:
         if "sharing" in parts:
             found |= machine.run(probes_runs.sharing, NUM_GPUS, 0.2, 10 if quick else 100)
         if "stepping" in parts:
-            found |= machine.run(probes_runs.stepping, machine.library, 100 if quick else 400, 3 if quick else 15)
+            found |= machine.run(probes_runs.stepping, machine.library, 100 if quick else 300, 3 if quick else 15)
         if "calls" in parts:
             found |= machine.run(probes_runs.calls_on_step_thread, machine.library, machine.noted, 400, notes=True)
     return found

@@ -42,17 +42,29 @@ class _ThreadClock:
 
 
 def monitoring(num_gpus: int, span_s: float) -> dict[str, Any]:
-    """CPU time of the threads that read the host and all GPUs once a second, and how many readings came."""
+    """CPU time of the threads that read the host and all GPUs once a second, and how many readings came.
+
+    First all read together, as the probe command has them do; then each at a time of its own, as ranks do, where
+    nothing of the one's is left in the caches for the next.
+    """
+    together, apart = _read_for(num_gpus, span_s, 0.0), _read_for(num_gpus, span_s, 1 / (num_gpus + 1))
+    return together | {"monitor_apart_core_frac": apart["monitor_core_frac"]}
+
+
+def _read_for(num_gpus: int, span_s: float, pause_s: float) -> dict[str, Any]:
     machine = Machine(period_s=1.0)
     clocks = [_ThreadClock() for _ in machine._samplers]
+    assert len(clocks) == num_gpus + 1
+    pause = threading.Event()
     for sampler, clock in zip(machine._samplers, clocks, strict=True):
         sampler.after.append(clock)
-    machine.start()
-    threading.Event().wait(span_s)
+        sampler.start()
+        pause.wait(pause_s)
+    began = [len(clock.times_s) for clock in clocks]
+    pause.wait(span_s)
+    arrived = sum(len(clock.times_s) - before for clock, before in zip(clocks, began, strict=True))
     machine.stop()
-    assert len(clocks) == num_gpus + 1
     per_reading_s = [clock.cpu_s_per_call for clock in clocks]
-    arrived = sum(len(clock.times_s) for clock in clocks)
     return {
         "monitor_core_frac": sum(per_reading_s),
         "host_core_frac": per_reading_s[0],
@@ -89,37 +101,39 @@ def stepping(library: Path, steps: int, pairs: int) -> dict[str, Any]:
     """Loop time with the monitor over loop time without, run in turns, for steps of 5 ms."""
     matrix = torch.randn(256, 256)
     work = _times_for(matrix)
-    ratios = []
+    wall, cpu = [], []
     for pair in range(pairs):
-        seconds = {
-            is_monitored: _loop_s(library if is_monitored else None, matrix, work, steps)
+        took = {
+            is_monitored: _loop(library if is_monitored else None, matrix, work, steps)
             for is_monitored in ((True, False) if pair % 2 else (False, True))
         }
-        ratios.append(seconds[True] / seconds[False])
-    return {"step_overhead_frac": median(ratios) - 1, "step_overheads_frac": [ratio - 1 for ratio in ratios]}
+        wall.append(took[True][0] / took[False][0] - 1)
+        cpu.append(took[True][1] / took[False][1] - 1)
+    return {"step_overhead_frac": median(wall), "step_cpu_overhead_frac": median(cpu), "step_overheads_frac": wall}
 
 
 def calls_on_step_thread(library: Path, noted: Path, steps: int) -> dict[str, Any]:
     """How many questions to NVML came from the thread that steps, and how many there were."""
     matrix = torch.randn(256, 256)
-    _loop_s(library, matrix, _times_for(matrix), steps)
+    _loop(library, matrix, _times_for(matrix), steps)
     threads = [thread for thread, _, _ in calls(noted)]
     return {"nvml_calls_on_step_thread": threads.count(threading.get_native_id()), "nvml_calls": len(threads)}
 
 
-def _loop_s(library: Path | None, matrix: torch.Tensor, times: int, steps: int) -> float:
-    """Seconds from the first step to the last."""
-    began_s: list[float] = []
+def _loop(library: Path | None, matrix: torch.Tensor, times: int, steps: int) -> tuple[float, float]:
+    """Seconds from the first step to the last, and the process's CPU time in them."""
+    began_s: list[tuple[float, float]] = []
 
     def during(module: Any, batch_idx: int) -> None:
-        began_s.append(time.perf_counter())
+        began_s.append((time.perf_counter(), time.process_time()))
         _work(matrix, times)
 
     with tempfile.TemporaryDirectory() as directory:
         monitor = None if library is None else DeviceStateMonitor(probe=Scripted(library))
         trainer = monitored(1, monitor, logger=TensorBoardLogger(directory), log_every_n_steps=50)
         trainer.predict(Model(during), ids(steps, 1), return_predictions=False)
-    return began_s[-1] - began_s[0]
+    (first_s, first_cpu_s), (last_s, last_cpu_s) = began_s[0], began_s[-1]
+    return last_s - first_s, last_cpu_s - first_cpu_s
 
 
 def _work(matrix: torch.Tensor, times: int) -> None:

@@ -53,11 +53,14 @@ class DeviceStateMonitor(Callback):
     Args:
         device_period_s: Seconds from one reading to the next; by default `HybridConfig.device_period_s`, 1 s, which
             ``LIGHTNING_HYBRID_DEVICE_PERIOD_S`` in the environment sets.
+        most_overhead_frac: Largest share of the loop's time that logging may take, above 0 and up to 1. With many ranks
+            or a slow logger readings are left out.
         probe: Makes what reads a rank's device, given the device; by default whatever NVML, torch and psutil tell. With
             launchers that spawn it must be picklable.
 
     Raises:
-        ConfigError: ``device_period_s`` is not a positive number of seconds, or ``probe`` cannot be called.
+        ConfigError: ``device_period_s`` is not a positive number of seconds, ``most_overhead_frac`` is not above 0 and
+            up to 1, or ``probe`` cannot be called.
 
     Example:
         >>> from lightning_hybrid import DeviceStateMonitor
@@ -65,10 +68,19 @@ class DeviceStateMonitor(Callback):
         0.5
     """
 
-    def __init__(self, *, device_period_s: float | None = None, probe: MakeProbe | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device_period_s: float | None = None,
+        most_overhead_frac: float = 0.005,
+        probe: MakeProbe | None = None,
+    ) -> None:
         super().__init__()
         given = {} if device_period_s is None else {"device_period_s": device_period_s}
         self._config = HybridConfig.from_environment(os.environ, **given)
+        if not 0 < most_overhead_frac <= 1:
+            raise ConfigError("most_overhead_frac", most_overhead_frac, "be above 0 and up to 1")
+        self._most_overhead_frac = most_overhead_frac
         if probe is not None and not callable(probe):
             raise ConfigError("probe", probe, "be a function that makes a probe for a torch.device")
         self.make_probe = probe
@@ -109,7 +121,7 @@ class DeviceStateMonitor(Callback):
             if trainer.is_global_zero:
                 _log.warning("a second DeviceStateMonitor in the same Trainer has no effect")
             return
-        self._watch = Watch(trainer, shared, self.device_period_s)
+        self._watch = Watch(trainer, shared, self.device_period_s, self._most_overhead_frac)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ends the reading."""

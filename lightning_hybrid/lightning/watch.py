@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -33,9 +34,10 @@ class Watch:
         trainer: The Trainer, with its process group set up.
         shared: What the callbacks in it share.
         period_s: Seconds from one reading to the next.
+        most_overhead_frac: Largest share of the loop's time that logging may take.
     """
 
-    def __init__(self, trainer: Trainer, shared: Shared, period_s: float) -> None:
+    def __init__(self, trainer: Trainer, shared: Shared, period_s: float, most_overhead_frac: float) -> None:
         kwargs: dict[str, int] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         self.num_replicas = kwargs.get("num_replicas", 1)
         """Groups of ranks that run batches of their own."""
@@ -45,6 +47,7 @@ class Watch:
         self._rank, self._num_ranks = trainer.global_rank, trainer.world_size
         self._changed = threading.Condition()
         self._has_waited = False
+        self._most_overhead_frac, self._not_before_s = most_overhead_frac, 0.0
         self._exchange = self._open_exchange()
         self._sampler.after.append(self._read)
         self._sampler.start()
@@ -72,16 +75,19 @@ class Watch:
         """Logs each rank's state that was not logged under ``stage`` before, at ``x`` of its axis.
 
         At the ``is_last`` point every rank's newest state is logged, after a moment for the first ones where there are
-        none yet.
+        none yet. Before it, nothing is logged where logging would take too much of the loop's time.
         """
-        if not self.logs:
+        if not self.logs or (time.perf_counter() < self._not_before_s and not is_last):
             return
         if is_last and not self._has_waited:
             self._has_waited = True
             with self._changed:
                 self._changed.wait_for(self._is_known, _FIRST_READING_S)
         report = self._shared.report_to(self._trainer.loggers)
-        report.log_devices(self.states(), x, stage=stage, again=is_last)
+        began_s = time.perf_counter()
+        if report.log_devices(self.states(), x, stage=stage, again=is_last):
+            ended_s = time.perf_counter()
+            self._not_before_s = ended_s + (ended_s - began_s) * (1 / self._most_overhead_frac - 1)
 
     def stop(self) -> None:
         """Ends the threads, without waiting for a driver or a store that does not answer."""

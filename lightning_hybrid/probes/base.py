@@ -52,12 +52,8 @@ class FakeProbe:
 
 def with_values(state: DeviceState, values: Mapping[str, Any]) -> DeviceState:
     """``state`` with ``values`` by field; the reason of each that is `Unknown` goes to ``unknown``."""
-    changes: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Unknown):
-            changes[name], reasons[name] = None, value.reason
-        else:
-            changes[name] = value
+    changes = dict(values)
+    reasons = {name: value.reason for name, value in values.items() if type(value) is Unknown}
+    changes.update(dict.fromkeys(reasons))
     kept = {name: why for name, why in state.unknown.items() if changes.get(name) is None}
     return replace(state, **changes, unknown=kept | reasons)

@@ -138,10 +138,16 @@ class Nvml:
 
 
 def _value_of(field: Any) -> Any:
-    if field.nvmlReturn != 0:
-        return meaning(field.nvmlReturn)
-    name = _VALUE_TYPES.get(field.valueType)
-    return Unknown(f"NVML gives a value of type {field.valueType}") if name is None else getattr(field.value, name)
+    code = _member(field, "nvmlReturn")
+    if code != 0:
+        return meaning(code)
+    kind = _member(field, "valueType")
+    name = _VALUE_TYPES.get(kind)
+    return Unknown(f"NVML gives a value of type {kind}") if name is None else getattr(_member(field, "value"), name)
+
+
+_member = object.__getattribute__
+"""Passes by the look-up of nvidia-ml-py's structures, which tries to decode every number as text."""
 
 
 def _code(error: Any) -> int:

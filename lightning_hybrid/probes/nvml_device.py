@@ -203,17 +203,16 @@ class _Device:
         else:
             query = QUERIES[source]
             values, once, seldom = self._answer_to(source, query), query.once, query.seldom
-        unknown = [value for value in values if isinstance(value, Unknown)]
-        for value in unknown:
-            self._checked(value)
-        if len(unknown) == len(values) and all(value.lasting for value in unknown):
-            once = True
-        elif unknown:
-            return values
+        unknown = [value for value in values if type(value) is Unknown]
+        if unknown:
+            for value in unknown:
+                self._checked(value)
+            once = len(unknown) == len(values) and all(value.lasting for value in unknown)
+            seldom = False
         if once or seldom:
             self._asked.remove(source)
             (self._settled if once else self._seldom).update(zip(_fields_of(source), values, strict=True))
-            if not once:
+            if seldom and not once:
                 self._seldom_sources.append(source)
         return values
 

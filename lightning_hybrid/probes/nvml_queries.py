@@ -135,7 +135,7 @@ QUERIES = (
         of="whole",
     ),
     Query(("sm_clock_mhz",), (("nvmlDeviceGetClockInfo", (_SM_CLOCK,)),), _one(mhz)),
-    Query(("memory_clock_mhz",), (("nvmlDeviceGetClockInfo", (_MEMORY_CLOCK,)),), _one(mhz)),
+    Query(("memory_clock_mhz",), (("nvmlDeviceGetClockInfo", (_MEMORY_CLOCK,)),), _one(mhz), seldom=True),
     Query(("sm_clock_max_mhz",), (("nvmlDeviceGetMaxClockInfo", (_SM_CLOCK,)),), _one(mhz), once=True),
     Query(("memory_clock_max_mhz",), (("nvmlDeviceGetMaxClockInfo", (_MEMORY_CLOCK,)),), _one(mhz), once=True),
     Query(
@@ -143,7 +143,7 @@ QUERIES = (
         (("nvmlDeviceGetCurrentClocksEventReasons", ()), ("nvmlDeviceGetCurrentClocksThrottleReasons", ())),
         _one(lambda bits: clock_event_reasons(bits) if bits < 1 << 32 else within(bits, 0, 1 << 32)),
     ),
-    Query(("performance_state",), (("nvmlDeviceGetPerformanceState", ()),), _one(_performance_state)),
+    Query(("performance_state",), (("nvmlDeviceGetPerformanceState", ()),), _one(_performance_state), seldom=True),
     Query(
         ("temperature_celsius",),
         (("nvmlDeviceGetTemperatureV", (_GPU_SENSOR,)), ("nvmlDeviceGetTemperature", (_GPU_SENSOR,))),

@@ -67,7 +67,7 @@ def scalars(snapshot: BalanceSnapshot, *, devices: bool = True) -> dict[str, flo
             found[f"balance/{snapshot.stage}/{name}/replica{record.replica}"] = value
         found[f"performance/{snapshot.stage}/communication_frac/replica{record.replica}"] = record.collective_frac
         if devices and record.device is not None:
-            found |= _tagged(snapshot.stage, f"replica{record.replica}", record.device, _DEVICE_NUMBERS)
+            found |= _tagged(f"devices/{snapshot.stage}", f"replica{record.replica}", record.device, _DEVICE_NUMBERS)
     return {tag: float(value) for tag, value in found.items() if value is not None}
 
 
@@ -79,26 +79,31 @@ def device_scalars(stage: str, states: Mapping[int, DeviceState]) -> dict[str, f
     ====================================================  ==========================================================
     ``memory_used_gib``, ``memory_frac``                  device memory in use by all processes; its share of the total
     ``memory_allocated_gib``, ``memory_reserved_gib``     of this rank's tensors; held by its caching allocator
-    ``utilization_frac``                                  share of the last sampling period with work on it, 0..1
-    ``host_cpu_frac``, ``host_memory_used_gib``           use of all cores of the rank's machine, 0..1; its RAM in use
-    ``process_memory_gib``                                RAM of this rank's process (resident set)
-    ``active``                                            1: the device answers, 0: it is lost
     ``memory_others_gib``                                 device memory of everybody but this rank's process
+    ``utilization_frac``                                  share of the last sampling period with work on it, 0..1
     ``memory_utilization_frac``, ``sm_active_frac``,      share of time with memory traffic; of SMs busy, of tensor
     ``tensor_active_frac``, ``dram_active_frac``          cores busy; memory bandwidth over its peak; 0..1
     ``sm_clock_mhz``, ``memory_clock_mhz``                clocks
-    ``power_capped``, ``thermally_slowed``                1: the clock is held down by power, by heat; else 0
     ``temperature_celsius``                               of the GPU; ``memory_temperature_celsius`` of its memory
     ``power_w``, ``energy_kj``                            power drawn; energy since the probe's first reading
-    ``pcie_generation``, ``pcie_width``                   of the link now: lower than usual under load is a fault
     ``pcie_tx_gib_per_s``, ``pcie_rx_gib_per_s``          sent and received by the device
     ``nvlink_tx_gib_per_s``, ``nvlink_rx_gib_per_s``      the same over all NVLinks
-    ``num_nvlinks_active``                                NVLinks that are up
-    ``ecc_corrected``, ``ecc_uncorrected``                memory errors since the driver started
-    ``remapped_rows_...``, ``remapping_failed``           memory rows replaced; 1: one could not be
-    ``pcie_replays``, ``newest_xid``                      packets sent again; number of the newest XID error
+    ``host_cpu_frac``, ``host_memory_used_gib``           use of all cores of the rank's machine, 0..1; its RAM in use
     ``host_load_average``, ``host_temperature_celsius``   runnable processes, 1 min mean; hottest CPU sensor
     ``host_steal_frac``, ``host_throttled_frac``          CPU time taken by other machines; CPU quota periods used up
+    ``process_memory_gib``                                RAM of this rank's process (resident set)
+    ====================================================  ==========================================================
+
+    ====================================================  ==========================================================
+    name in ``device_health/<stage>/<name>/rank<r>``      meaning
+    ====================================================  ==========================================================
+    ``active``                                            1: the device answers, 0: it is lost
+    ``power_capped``, ``thermally_slowed``                1: the clock is held down by power, by heat; else 0
+    ``pcie_generation``, ``pcie_width``                   of the link now: lower than usual under load is a fault
+    ``pcie_replays``, ``num_nvlinks_active``              packets sent again so far; NVLinks that are up
+    ``ecc_corrected``, ``ecc_uncorrected``                memory errors since the driver started
+    ``remapped_rows_corrected``, ``..._uncorrected``      memory rows replaced after such errors
+    ``remapping_failed``, ``newest_xid``                  1: a row could not be replaced; number of the newest XID error
     ====================================================  ==========================================================
 
     Args:
@@ -109,10 +114,10 @@ def device_scalars(stage: str, states: Mapping[int, DeviceState]) -> dict[str, f
         >>> device_scalars("fit", {1: DeviceState(kind="cuda", power_w=250.0)})
         {'devices/fit/power_w/rank1': 250.0}
     """
-    numbers = _DEVICE_NUMBERS | _MORE_DEVICE_NUMBERS
     found: dict[str, float | None] = {}
     for rank, state in states.items():
-        found |= _tagged(stage, f"rank{rank}", state, numbers)
+        found |= _tagged(f"devices/{stage}", f"rank{rank}", state, _DEVICE_NUMBERS | _MORE_DEVICE_NUMBERS)
+        found |= _tagged(f"device_health/{stage}", f"rank{rank}", state, _HEALTH_NUMBERS)
     return {tag: float(value) for tag, value in found.items() if value is not None}
 
 
@@ -183,8 +188,8 @@ def _replica_numbers(snapshot: BalanceSnapshot, record: ReplicaRecord) -> Iterat
     yield "busy_frac", record.busy_frac
 
 
-def _tagged(stage: str, who: str, state: DeviceState, numbers: Mapping[str, _Number]) -> dict[str, float | None]:
-    return {f"devices/{stage}/{name}/{who}": number(state) for name, number in numbers.items()}
+def _tagged(group: str, who: str, state: DeviceState, numbers: Mapping[str, _Number]) -> dict[str, float | None]:
+    return {f"{group}/{name}/{who}": number(state) for name, number in numbers.items()}
 
 
 def _us(seconds: float | None) -> float | None:
@@ -221,7 +226,6 @@ _DEVICE_NUMBERS: dict[str, _Number] = {
 """What everybody wants to know of a device, by name in its tag."""
 
 _MORE_DEVICE_NUMBERS: dict[str, _Number] = {
-    "active": lambda state: state.active,
     "memory_reserved_gib": lambda state: _gib(state.memory_reserved_bytes),
     "memory_others_gib": lambda state: _gib(state.memory_others_bytes),
     "memory_utilization_frac": lambda state: state.memory_utilization_frac,
@@ -230,18 +234,27 @@ _MORE_DEVICE_NUMBERS: dict[str, _Number] = {
     "dram_active_frac": lambda state: state.dram_active_frac,
     "sm_clock_mhz": lambda state: state.sm_clock_mhz,
     "memory_clock_mhz": lambda state: state.memory_clock_mhz,
-    "power_capped": _held_down_by("sw_power_cap", "hw_power_brake_slowdown"),
-    "thermally_slowed": _held_down_by("sw_thermal_slowdown", "hw_thermal_slowdown"),
     "temperature_celsius": lambda state: state.temperature_celsius,
     "memory_temperature_celsius": lambda state: state.memory_temperature_celsius,
     "power_w": lambda state: state.power_w,
     "energy_kj": lambda state: None if state.energy_j is None else state.energy_j / 1000,
-    "pcie_generation": lambda state: state.pcie_generation,
-    "pcie_width": lambda state: state.pcie_width,
     "pcie_tx_gib_per_s": lambda state: _gib(state.pcie_tx_bytes_per_s),
     "pcie_rx_gib_per_s": lambda state: _gib(state.pcie_rx_bytes_per_s),
     "nvlink_tx_gib_per_s": lambda state: _gib(state.nvlink_tx_bytes_per_s),
     "nvlink_rx_gib_per_s": lambda state: _gib(state.nvlink_rx_bytes_per_s),
+    "host_load_average": lambda state: state.host_load_average,
+    "host_temperature_celsius": lambda state: state.host_temperature_celsius,
+    "host_steal_frac": lambda state: state.host_steal_frac,
+    "host_throttled_frac": lambda state: state.host_throttled_frac,
+}
+"""What else there is of load, memory, heat and traffic."""
+
+_HEALTH_NUMBERS: dict[str, _Number] = {
+    "active": lambda state: state.active,
+    "power_capped": _held_down_by("sw_power_cap", "hw_power_brake_slowdown"),
+    "thermally_slowed": _held_down_by("sw_thermal_slowdown", "hw_thermal_slowdown"),
+    "pcie_generation": lambda state: state.pcie_generation,
+    "pcie_width": lambda state: state.pcie_width,
     "num_nvlinks_active": lambda state: state.num_nvlinks_active,
     "ecc_corrected": lambda state: state.ecc_corrected,
     "ecc_uncorrected": lambda state: state.ecc_uncorrected,
@@ -250,9 +263,5 @@ _MORE_DEVICE_NUMBERS: dict[str, _Number] = {
     "remapping_failed": lambda state: state.remapping_failed,
     "pcie_replays": lambda state: state.pcie_replays,
     "newest_xid": _newest_xid,
-    "host_load_average": lambda state: state.host_load_average,
-    "host_temperature_celsius": lambda state: state.host_temperature_celsius,
-    "host_steal_frac": lambda state: state.host_steal_frac,
-    "host_throttled_frac": lambda state: state.host_throttled_frac,
 }
-"""What else there is."""
+"""What says that a device is not well, or about to fail."""

@@ -51,7 +51,7 @@ class LoggerReport:
 
     def __init__(self, loggers: Iterable[MetricsLogger]) -> None:
         self._sinks = [_Sink(logger) for logger in loggers]
-        self._devices: dict[str, tuple[int, dict[int, DeviceState]]] = {}
+        self._devices: dict[str, dict[int, tuple[int, DeviceState]]] = {}
 
     def log_snapshot(self, snapshot: BalanceSnapshot, step: int, *, devices: bool = True) -> None:
         """Write the numbers of ``snapshot`` at ``step`` of the x axis, those of the ``devices`` too unless told not."""
@@ -59,23 +59,29 @@ class LoggerReport:
         for sink in self._sinks:
             sink.try_to(sink.write_metrics, snapshot.stage, metrics, step)
 
-    def log_devices(self, states: Mapping[int, DeviceState], step: int, *, stage: str, again: bool = False) -> None:
-        """Write the numbers of the ranks' devices at ``step`` of the x axis, once for each point of it.
+    def log_devices(self, states: Mapping[int, DeviceState], step: int, *, stage: str, again: bool = False) -> bool:
+        """Write the numbers of the ranks' devices at ``step`` of the x axis, each rank's once at a point.
 
         Args:
-            states: By rank. Those that were written under this stage before are left out, but with ``again``.
+            states: By rank. Those that were written last under this stage are left out, but with ``again``.
             step: The point.
             stage: Part of the tag, and whose axis it is.
             again: Write them all.
+
+        Returns:
+            Whether there was anything to write.
         """
-        last_step, last = self._devices.get(stage, (-1, {}))
-        fresh = states if again else {rank: state for rank, state in states.items() if last.get(rank) != state}
-        metrics = device_scalars(stage, fresh)
-        if not metrics or step == last_step:
-            return
-        self._devices[stage] = step, last | dict(fresh)
+        last = self._devices.setdefault(stage, {})
+        news = {rank: state for rank, state in states.items() if last.get(rank, (None, None))[0] != step}
+        if not again:
+            news = {rank: state for rank, state in news.items() if last.get(rank, (None, None))[1] != state}
+        metrics = device_scalars(stage, news)
+        if not metrics:
+            return False
+        last.update({rank: (step, state) for rank, state in news.items()})
         for sink in self._sinks:
             sink.try_to(sink.write_metrics, stage, metrics, step, "devices")
+        return True
 
     def log_recommendations(self, recommendations: Sequence[Recommendation], step: int, *, stage: str) -> None:
         """Write the text of ``recommendations``, unless it is the stage's last text again.

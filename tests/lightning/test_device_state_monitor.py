@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import pytest
@@ -29,6 +30,9 @@ from tests.lightning.scenes import ids, messages
 # the model validates in other runs
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
+KNOWN = (("devices", "power_w"), ("device_health", "active"))
+"""What the counting device tells."""
+
 
 def fresh_reading(module: Any, _: int) -> None:
     """A step that lasts until the device has been read anew and the reading is there."""
@@ -38,7 +42,7 @@ def fresh_reading(module: Any, _: int) -> None:
 
 
 def fast() -> DeviceStateMonitor:
-    return DeviceStateMonitor(device_period_s=0.002, probe=Counting())
+    return DeviceStateMonitor(device_period_s=0.002, most_overhead_frac=1.0, probe=Counting())
 
 
 # --- what is logged, and where on the x axis -------------------------------------------------------------------------
@@ -57,7 +61,8 @@ def test_every_stage_is_logged_at_its_own_steps(kind: str, tmp_path: Path) -> No
         "test": [2, 4],
         "predict": [2, 4],
     }
-    assert {key.split("/")[2] for key in columns if key.startswith("devices/")} == {"active", "power_w"}
+    tags = {f"{kind}/{stage}/{name}/rank0" for stage in STAGES for kind, name in KNOWN}
+    assert {key for key in columns if key.startswith("device")} == tags
 
 
 def test_batches_that_no_reading_falls_into_are_logged_once_at_the_end(tmp_path: Path) -> None:
@@ -196,7 +201,7 @@ def test_with_the_balance_callback_one_sampler_reads_and_devices_are_logged_once
     if stage != "fit":
         axis = steps_of(columns, f"balance/{stage}/throughput_samples_per_s")
         assert set(steps_of(columns, f"devices/{stage}/power_w/rank0")) <= set(axis)
-    assert threads_of_ours() == []
+    wait_until(lambda: threads_of_ours() == [])
 
 
 def test_a_second_monitor_has_no_effect_and_says_so(tmp_path: Path) -> None:
@@ -221,11 +226,11 @@ def test_an_exception_in_a_step_ends_its_threads_and_the_next_run_is_logged(stag
     trainer = monitored(1, fast(), logger=csv_logger(tmp_path))
     with pytest.raises(RuntimeError, match="the step fails"):
         run(trainer, stage, Model(fails), ids(4))
-    assert threads_of_ours() == []
+    wait_until(lambda: threads_of_ours() == [])
 
     run(trainer, "predict", Model(fresh_reading), ids(4))
     assert steps_of(csv_columns(tmp_path), "devices/predict/power_w/rank0") == [2, 4]
-    assert threads_of_ours() == []
+    wait_until(lambda: threads_of_ours() == [])
 
 
 def test_it_can_be_pickled_while_it_runs_and_its_axis_goes_with_it(tmp_path: Path) -> None:
@@ -260,6 +265,27 @@ def test_the_period_comes_from_the_argument_or_the_environment(monkeypatch: pyte
 def test_a_period_that_makes_no_sense_is_refused_by_name(value: Any) -> None:
     with pytest.raises(ConfigError, match="device_period_s must be"):
         DeviceStateMonitor(device_period_s=value)
+
+
+def test_a_slow_logger_is_given_fewer_points_and_the_last_one(tmp_path: Path) -> None:
+    class Slow(CSVLogger):
+        calls: ClassVar[list[int]] = []
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            began_s = time.perf_counter()
+            wait_until(lambda: time.perf_counter() > began_s + 0.01)
+            self.calls.append(step or 0)
+
+    monitor = DeviceStateMonitor(device_period_s=0.002, most_overhead_frac=1e-6, probe=Counting())
+    run(monitored(1, monitor, logger=Slow(tmp_path)), "predict", Model(fresh_reading), ids(12))
+
+    assert Slow.calls == [2, 12]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1, 1.5, float("nan")])
+def test_an_overhead_that_makes_no_sense_is_refused_by_name(value: float) -> None:
+    with pytest.raises(ConfigError, match="most_overhead_frac must be above 0 and up to 1"):
+        DeviceStateMonitor(most_overhead_frac=value)
 
 
 def test_a_probe_that_cannot_be_called_is_refused_by_name() -> None:

@@ -61,20 +61,20 @@ def all_known(module: Any) -> bool:
 @pytest.mark.parametrize("is_balanced", [False, True], ids=["alone", "balanced"])
 def test_rank_zero_logs_the_gpu_of_every_rank(stage: str, is_balanced: bool, library: Path, tmp_path: Path) -> None:
     def rank(rank: int) -> Any:
-        monitor = DeviceStateMonitor(device_period_s=0.02, probe=Scripted(library))
+        monitor = DeviceStateMonitor(device_period_s=0.02, most_overhead_frac=1.0, probe=Scripted(library))
         others = [HybridBalanceCallback()] if is_balanced else []
         model = Model(lambda module, _: wait_until(lambda: all_known(module)))
         trainer = monitored(2, monitor, *others, logger=csv_logger(tmp_path / str(rank)))
         run(trainer, stage, model, ids(40))
-        return [[state.power_w for state in monitor.states.values()], threading.get_native_id(), threads_of_ours()]
+        wait_until(lambda: threads_of_ours() == [])
+        return [[state.power_w for state in monitor.states.values()], threading.get_native_id()]
 
     script = tmp_path / "gpus.txt"
     write(script, gpu(0, power=100_000), gpu(1, power=200_000, memory__used=2**30))
 
     found = played(rank, 2, script)
 
-    assert [powers for powers, *_ in found] == [[100.0, 200.0], [200.0]]
-    assert [threads for *_, threads in found] == [[], []]
+    assert [powers for powers, _ in found] == [[100.0, 200.0], [200.0]]
     columns = csv_columns(tmp_path / "0")
     assert {value for _, value in columns[f"devices/{stage}/power_w/rank0"]} == {100.0}
     assert {value for _, value in columns[f"devices/{stage}/power_w/rank1"]} == {200.0}
@@ -86,7 +86,7 @@ def test_rank_zero_logs_the_gpu_of_every_rank(stage: str, is_balanced: bool, lib
         assert steps[-1] == last
         assert steps == sorted(set(steps))
     assert not [key for key in csv_columns(tmp_path / "1") if key.startswith("devices/")]
-    stepping = {thread for _, thread, _ in found}
+    stepping = {thread for _, thread in found}
     noted = calls(script.with_suffix(".calls"))
     assert len(noted) > 20
     assert stepping.isdisjoint({thread for thread, _, _ in noted})
@@ -94,7 +94,7 @@ def test_rank_zero_logs_the_gpu_of_every_rank(stage: str, is_balanced: bool, lib
 
 def test_two_runs_on_one_trainer_end_with_the_last_one_known(library: Path, tmp_path: Path) -> None:
     def rank(rank: int) -> list[int]:
-        monitor = DeviceStateMonitor(device_period_s=0.02, probe=Scripted(library))
+        monitor = DeviceStateMonitor(device_period_s=0.02, most_overhead_frac=1.0, probe=Scripted(library))
         trainer = monitored(2, monitor, logger=csv_logger(tmp_path) if rank == 0 else False)
         for _ in range(2):
             run(trainer, "validate", Model(lambda module, _: wait_until(lambda: all_known(module))), ids(6))
@@ -121,7 +121,7 @@ def test_a_gpu_lost_in_the_run_is_shown_as_lost_and_the_run_goes_on(library: Pat
             is_active = batch_idx < 3
             wait_until(lambda: monitor_of(module).states[0].active is is_active)
 
-        monitor = DeviceStateMonitor(device_period_s=0.01, probe=Scripted(library))
+        monitor = DeviceStateMonitor(device_period_s=0.01, most_overhead_frac=1.0, probe=Scripted(library))
         run(monitored(1, monitor, logger=csv_logger(tmp_path)), "predict", Model(during), ids(12))
         return monitor.states[0].error
 
@@ -129,7 +129,7 @@ def test_a_gpu_lost_in_the_run_is_shown_as_lost_and_the_run_goes_on(library: Pat
 
     assert played(rank, 1, script) == ["the GPU is lost: it fell off the bus"]
     columns = csv_columns(tmp_path)
-    shown = [value for _, value in columns["devices/predict/active/rank0"]]
+    shown = [value for _, value in columns["device_health/predict/active/rank0"]]
     assert (shown[0], shown[-1]) == (1.0, 0.0)
     assert shown == sorted(shown, reverse=True)
     assert max(steps_of(columns, "devices/predict/power_w/rank0")) <= 6
@@ -138,7 +138,7 @@ def test_a_gpu_lost_in_the_run_is_shown_as_lost_and_the_run_goes_on(library: Pat
 def test_a_driver_that_hangs_delays_neither_the_steps_nor_the_end(library: Path, tmp_path: Path) -> None:
     def rank(_: int) -> Any:
         began_s: list[float] = []
-        monitor = DeviceStateMonitor(device_period_s=0.01, probe=Scripted(library))
+        monitor = DeviceStateMonitor(device_period_s=0.01, most_overhead_frac=1.0, probe=Scripted(library))
         trainer = monitored(1, monitor, logger=csv_logger(tmp_path))
         run(trainer, "validate", Model(lambda *_: began_s.append(time.perf_counter())), ids(200))
         return time.perf_counter() - began_s[0]
@@ -177,7 +177,7 @@ def test_a_driver_that_hangs_does_not_keep_the_process_alive(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def predict() -> None:
-        monitor = DeviceStateMonitor(device_period_s=0.01, probe=Scripted(library))
+        monitor = DeviceStateMonitor(device_period_s=0.01, most_overhead_frac=1.0, probe=Scripted(library))
         trainer = monitored(1, monitor, logger=False)
         began = lambda *_: wait_until(script.with_suffix(".calls").exists)  # noqa: E731
         run(trainer, "predict", Model(began), ids(4))

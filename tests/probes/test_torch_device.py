@@ -250,6 +250,7 @@ def test_a_cuda_device_that_is_not_here_leaves_the_host() -> None:
     assert state.unknown["power_w"] == "NVML's library is not installed"
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_real_cuda_device() -> None:
     kept = torch.zeros(2**20, device="cuda")

@@ -7,7 +7,13 @@ import pytest
 
 from lightning_hybrid.core.communication import CommunicationState, GroupLink, HostLink, PairLink
 from lightning_hybrid.core.state import BalanceSnapshot, DeviceState, ReplicaRecord
-from lightning_hybrid.reports.scalars import custom_scalars_layout, link_scalars, overhead_us_per_step, scalars
+from lightning_hybrid.reports.scalars import (
+    custom_scalars_layout,
+    device_scalars,
+    link_scalars,
+    overhead_us_per_step,
+    scalars,
+)
 
 
 def snapshot_of(*replicas: ReplicaRecord, loader_idx: int = 0) -> BalanceSnapshot:
@@ -170,4 +176,78 @@ def test_the_shared_charts_show_all_replicas_of_their_stage_only() -> None:
             "speed in samples per second, one line per replica": [],
             "busy fraction, one line per replica": [],
         },
+    }
+
+
+def test_every_known_number_of_a_gpu_has_its_tag_and_unit() -> None:
+    gpu = DeviceState(
+        kind="cuda",
+        active=True,
+        memory_used_bytes=3 * 2**30,
+        memory_total_bytes=12 * 2**30,
+        memory_reserved_bytes=2**30,
+        memory_others_bytes=2**29,
+        utilization_frac=0.75,
+        sm_active_frac=0.5,
+        sm_clock_mhz=1400,
+        clock_event_reasons=("sw_power_cap",),
+        temperature_celsius=61,
+        power_w=300.5,
+        energy_j=2500.0,
+        pcie_generation=4,
+        pcie_tx_bytes_per_s=2.0**30,
+        nvlink_rx_bytes_per_s=2.0**31,
+        ecc_uncorrected=0,
+        xid_events=(31, 79),
+        host_load_average=1.5,
+        timestamp_s=1.0,
+    )
+
+    assert device_scalars("fit", {3: gpu}) == {
+        "devices/fit/memory_used_gib/rank3": 3.0,
+        "devices/fit/memory_frac/rank3": 0.25,
+        "devices/fit/memory_reserved_gib/rank3": 1.0,
+        "devices/fit/memory_others_gib/rank3": 0.5,
+        "devices/fit/utilization_frac/rank3": 0.75,
+        "devices/fit/sm_active_frac/rank3": 0.5,
+        "devices/fit/sm_clock_mhz/rank3": 1400.0,
+        "devices/fit/temperature_celsius/rank3": 61.0,
+        "devices/fit/power_w/rank3": 300.5,
+        "devices/fit/energy_kj/rank3": 2.5,
+        "devices/fit/pcie_tx_gib_per_s/rank3": 1.0,
+        "devices/fit/nvlink_rx_gib_per_s/rank3": 2.0,
+        "devices/fit/host_load_average/rank3": 1.5,
+        "device_health/fit/active/rank3": 1.0,
+        "device_health/fit/power_capped/rank3": 1.0,
+        "device_health/fit/thermally_slowed/rank3": 0.0,
+        "device_health/fit/pcie_generation/rank3": 4.0,
+        "device_health/fit/ecc_uncorrected/rank3": 0.0,
+        "device_health/fit/newest_xid/rank3": 79.0,
+    }
+
+
+def test_a_lost_device_is_shown_as_lost_and_a_silent_one_not_at_all() -> None:
+    lost = DeviceState(kind="cuda", active=False, error="the GPU is lost", timestamp_s=1.0)
+
+    assert device_scalars("fit", {0: lost}) == {"device_health/fit/active/rank0": 0.0}
+    assert device_scalars("fit", {0: DeviceState(kind="cuda", power_w=1.0).silent("it does not answer")}) == {}
+
+
+def test_devices_can_be_left_out() -> None:
+    record = ReplicaRecord(replica=0, samples=4, device=DeviceState(kind="cuda", utilization_frac=0.5))
+
+    assert scalars(snapshot_of(record), devices=False) == {"balance/validate/share_frac/replica0": 1.0}
+
+
+def test_charts_of_devices_are_those_that_have_a_line() -> None:
+    layout = custom_scalars_layout([], ["fit"], ["power_w", "host_cpu_frac", "pcie_width"])
+
+    assert layout == {
+        "devices in fit": {
+            "power, W, one line per rank": ("Multiline", ["(.*-)?devices/fit/power_w/rank.*"]),
+            "CPU use of the machine, 0 to 1, one line per rank": (
+                "Multiline",
+                ["(.*-)?devices/fit/host_cpu_frac/rank.*"],
+            ),
+        }
     }

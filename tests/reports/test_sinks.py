@@ -11,6 +11,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
+from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.recommend import Recommendation, format_markdown
 from lightning_hybrid.core.state import BalanceSnapshot, ReplicaRecord
 from lightning_hybrid.reports.sinks import LoggerReport
@@ -250,3 +251,52 @@ def test_a_remote_directory_gets_no_local_file(tmp_path: Path, monkeypatch: pyte
     LoggerReport([logger]).log_recommendations([RECOMMENDATION], step=8, stage="predict")
 
     assert list(tmp_path.iterdir()) == []
+
+
+def device(power_w: float | None, timestamp_s: float = 1.0) -> DeviceState:
+    return DeviceState(kind="cuda", power_w=power_w, timestamp_s=timestamp_s)
+
+
+def test_each_reading_of_a_device_is_written_once_per_stage() -> None:
+    logger = RecordingLogger()
+    report = LoggerReport([logger])
+    report.log_devices({0: device(1.0), 1: device(5.0)}, 10, stage="fit")
+    report.log_devices({0: device(1.0), 1: device(5.0)}, 20, stage="fit")
+    report.log_devices({0: device(2.0, 2.0), 1: device(5.0)}, 30, stage="fit")
+    report.log_devices({0: device(2.0, 2.0), 1: device(None)}, 30, stage="validate")
+
+    assert logger.calls == [
+        ({"devices/fit/power_w/rank0": 1.0, "devices/fit/power_w/rank1": 5.0}, 10),
+        ({"devices/fit/power_w/rank0": 2.0}, 30),
+        ({"devices/validate/power_w/rank0": 2.0}, 30),
+    ]
+
+
+def test_the_last_point_has_every_device_and_none_twice() -> None:
+    logger = RecordingLogger()
+    report = LoggerReport([logger])
+    report.log_devices({0: device(1.0), 1: device(5.0)}, 10, stage="fit")
+    report.log_devices({0: device(2.0, 2.0), 1: device(5.0)}, 30, stage="fit")
+    report.log_devices({0: device(3.0, 3.0), 1: device(5.0)}, 30, stage="fit", again=True)
+    report.log_devices({0: device(3.0, 3.0), 1: device(5.0)}, 30, stage="fit", again=True)
+
+    assert logger.calls[1:] == [({"devices/fit/power_w/rank0": 2.0}, 30), ({"devices/fit/power_w/rank1": 5.0}, 30)]
+
+
+def test_the_charts_follow_the_numbers_that_are_known(tensorboard: TensorBoardLogger) -> None:
+    report = LoggerReport([tensorboard])
+    report.log_snapshot(snapshot_of(), 4)
+    report.log_devices({0: device(1.0)}, 4, stage="predict")
+    report.log_devices({0: DeviceState(kind="cuda", temperature_celsius=50)}, 8, stage="predict")
+
+    events = EventAccumulator(str(tensorboard.log_dir), size_guidance={"tensors": 0}).Reload()
+    (*_, newest) = events.Tensors("custom_scalars__config__")
+    layout = Layout.FromString(newest.tensor_proto.string_val[0])
+    assert {category.title: [chart.title for chart in category.chart] for category in layout.category} == {
+        "balance of predict": [
+            "share of the samples, one line per replica",
+            "speed in samples per second, one line per replica",
+            "busy fraction, one line per replica",
+        ],
+        "devices in predict": ["power, W, one line per rank", "temperature, degrees Celsius, one line per rank"],
+    }
