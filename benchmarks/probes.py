@@ -51,7 +51,7 @@ class _Machine:
             return pool.apply(function, arguments)
 
     def _enter(self, notes: bool) -> None:
-        os.environ["NVML_SCRIPT"] = str(self.script)
+        os.environ |= {"NVML_SCRIPT": str(self.script), "NVML_FIXED": "1"}
         if notes:  # to note every call costs as much as the call
             os.environ["NVML_CALLS"] = str(self.noted)
         ctypes.CDLL(str(self.library))  # before nvidia-ml-py asks for a library of that name
@@ -64,7 +64,7 @@ def collect(parts: Sequence[str], *, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         machine = _Machine(Path(directory))
         if "monitoring" in parts:
-            found |= machine.run(probes_runs.monitoring, NUM_GPUS, 5.0 if quick else 30.0)
+            found |= machine.run(probes_runs.monitoring, NUM_GPUS, 5.0 if quick else 20.0)
         if "sharing" in parts:
             found |= machine.run(probes_runs.sharing, NUM_GPUS, 0.2, 10 if quick else 100)
         if "stepping" in parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +14,9 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_hybrid import DeviceStateMonitor
-from lightning_hybrid.probes.machine import Machine
+from lightning_hybrid.core.device_state import DeviceState
+from lightning_hybrid.probes.base import DeviceProbe
+from lightning_hybrid.probes.host import HostProbe
 from lightning_hybrid.probes.sampler import Sampler
 from lightning_hybrid.runtime.state_exchange import StateExchange
 from lightning_hybrid.runtime.store import InProcessStore
@@ -41,35 +43,50 @@ class _ThreadClock:
         return (self.times_s[-1] - self.times_s[0]) / (len(self.times_s) - 1)
 
 
+class _All:
+    """Reads the host and all GPUs, one after the other."""
+
+    def __init__(self, num_gpus: int) -> None:
+        self._probes = [HostProbe(), *(GpuProbe(place) for place in range(num_gpus))]
+
+    def read(self) -> DeviceState:
+        states = [probe.read() for probe in self._probes]
+        return states[0]
+
+
 def monitoring(num_gpus: int, span_s: float) -> dict[str, Any]:
-    """CPU time of the threads that read the host and all GPUs once a second, and how many readings came.
+    """CPU time of what reads the host and all GPUs once a second, and how many readings came.
 
-    First all read together, as the probe command has them do; then each at a time of its own, as ranks do, where
-    nothing of the one's is left in the caches for the next.
+    By one thread; by a thread for each, all at the same time, as the probe command does it; and by a thread for each at
+    a time of its own, as ranks do, where nothing of the one's is left in the caches for the next.
     """
-    together, apart = _read_for(num_gpus, span_s, 0.0), _read_for(num_gpus, span_s, 1 / (num_gpus + 1))
-    return together | {"monitor_apart_core_frac": apart["monitor_core_frac"]}
+    gpus = [GpuProbe(place) for place in range(num_gpus)]
+    one, arrived_frac = _read_for([_All(num_gpus)], span_s, 0.0)
+    together, _ = _read_for([HostProbe(), *gpus], span_s, 0.0)
+    apart, _ = _read_for([HostProbe(), *gpus], span_s, 1 / (num_gpus + 1))
+    return {
+        "monitor_core_frac": one,
+        "monitor_together_core_frac": together,
+        "monitor_apart_core_frac": apart,
+        "samples_arrived_frac": arrived_frac,
+    }
 
 
-def _read_for(num_gpus: int, span_s: float, pause_s: float) -> dict[str, Any]:
-    machine = Machine(period_s=1.0)
-    clocks = [_ThreadClock() for _ in machine._samplers]
-    assert len(clocks) == num_gpus + 1
+def _read_for(probes: Sequence[DeviceProbe], span_s: float, pause_s: float) -> tuple[float, float]:
+    """CPU time per second of a sampler for each probe, and the readings that came over those that were due."""
+    samplers = [Sampler(probe, period_s=1.0) for probe in probes]
+    clocks = [_ThreadClock() for _ in probes]
     pause = threading.Event()
-    for sampler, clock in zip(machine._samplers, clocks, strict=True):
+    for sampler, clock in zip(samplers, clocks, strict=True):
         sampler.after.append(clock)
         sampler.start()
         pause.wait(pause_s)
     began = [len(clock.times_s) for clock in clocks]
     pause.wait(span_s)
     arrived = sum(len(clock.times_s) - before for clock, before in zip(clocks, began, strict=True))
-    machine.stop()
-    per_reading_s = [clock.cpu_s_per_call for clock in clocks]
-    return {
-        "monitor_core_frac": sum(per_reading_s),
-        "host_core_frac": per_reading_s[0],
-        "samples_arrived_frac": arrived / (len(clocks) * span_s),
-    }
+    for sampler in samplers:
+        sampler.stop()
+    return sum(clock.cpu_s_per_call for clock in clocks), arrived / (len(clocks) * span_s)
 
 
 def sharing(num_ranks: int, period_s: float, times: int) -> dict[str, Any]:

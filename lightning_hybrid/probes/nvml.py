@@ -67,6 +67,7 @@ class Nvml:
         self._lock = threading.Lock()
         self._module: ModuleType | None = None
         self._failed: Unknown | None = None
+        self._refusals: tuple[type[Exception], ...] = ()
 
     def call(self, function: str, *args: Any) -> Any:
         """What nvidia-ml-py's ``function`` returns, or `Unknown`; never raises for what the driver does.
@@ -77,10 +78,14 @@ class Nvml:
             failed = self.start()
             if failed is not None:
                 return failed
+        try:
+            return getattr(self._module, function)(*args)
+        except self._refusals as err:
+            refused = self._refused(function, err)
+        if refused.code != _UNINITIALIZED:
+            return refused.unknown
+        self._ask("nvmlInit", ())  # somebody else in this process has shut the library down
         found = self._ask(function, args)
-        if isinstance(found, _Refused) and found.code == _UNINITIALIZED:
-            self._ask("nvmlInit", ())  # somebody else in this process has shut the library down
-            found = self._ask(function, args)
         return found.unknown if isinstance(found, _Refused) else found
 
     def constant(self, name: str) -> Any:
@@ -121,20 +126,22 @@ class Nvml:
             return Unknown(meaning(_code(err)).reason, lasting=True)
         except (AttributeError, OSError) as err:
             return Unknown(f"NVML cannot be loaded: {type(err).__name__}: {err}", lasting=True)
-        self._module = module
+        self._module, self._refusals = module, (module.NVMLError, *_misfits(module))
         return None
 
     def _ask(self, function: str, args: tuple[Any, ...]) -> Any:
-        module: Any = self._module
-        ask = getattr(module, function, None)
-        if ask is None:
-            return _Refused(0, Unknown(f"this nvidia-ml-py has no {function}", lasting=True))
         try:
-            return ask(*args)
-        except module.NVMLError as err:
+            return getattr(self._module, function)(*args)
+        except self._refusals as err:
+            return self._refused(function, err)
+
+    def _refused(self, function: str, err: Exception) -> _Refused:
+        module: Any = self._module
+        if isinstance(err, module.NVMLError):
             return _Refused(_code(err), meaning(_code(err)))
-        except _misfits(module) as err:
-            return _Refused(0, Unknown(f"{function} failed: {type(err).__name__}: {err}", lasting=True))
+        if not hasattr(module, function):
+            return _Refused(0, Unknown(f"this nvidia-ml-py has no {function}", lasting=True))
+        return _Refused(0, Unknown(f"{function} failed: {type(err).__name__}: {err}", lasting=True))
 
 
 def _value_of(field: Any) -> Any:

@@ -225,7 +225,7 @@ class _Device:
             function, arguments = query.calls[self._ways[place]]
             answer = self.nvml.call(function, handle, *arguments)
             if not isinstance(answer, Unknown):
-                return query.take(answer)
+                return query.take(answer) if len(query.fields) > 1 else (query.take(answer),)
             if not answer.lasting:
                 break
             self._ways[place] += 1

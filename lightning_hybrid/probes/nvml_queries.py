@@ -36,21 +36,18 @@ class Query:
     """One question.
 
     ``calls`` are ways to ask it, the best first; the first that this driver and binding know is used. ``take`` makes
-    the answer into the values of ``fields``, any of them `Unknown`. ``of`` is what is asked where the device is a MIG
-    slice: the slice, the GPU that it is part of, or nothing, because the GPU's value says nothing about the slice.
-    ``once``: the answer does not change; ``seldom``: it seldom does, and may be ten seconds old.
+    the answer into the value of the only one of ``fields``, or into a tuple of their values; any may be `Unknown`.
+    ``of`` is what is asked where the device is a MIG slice: the slice, the GPU that it is part of, or nothing, because
+    the GPU's value says nothing about the slice. ``once``: the answer does not change; ``seldom``: it seldom does, and
+    may be ten seconds old.
     """
 
     fields: tuple[str, ...]
     calls: tuple[Call, ...]
-    take: Callable[[Any], tuple[Any, ...]]
+    take: Callable[[Any], Any]
     of: Literal["slice", "gpu", "whole"] = "gpu"
     once: bool = False
     seldom: bool = False
-
-
-def _one(take: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    return lambda answer: (take(answer),)
 
 
 def _as_it_is(answer: Any) -> Any:
@@ -113,9 +110,9 @@ def _bus_id(info: Any) -> Any:
 
 
 QUERIES = (
-    Query(("name",), (("nvmlDeviceGetName", ()),), _one(_text), of="slice", once=True),
-    Query(("pci_bus_id",), (("nvmlDeviceGetPciInfo", ()),), _one(_bus_id), once=True),
-    Query(("compute_capability",), (("nvmlDeviceGetCudaComputeCapability", ()),), _one(_capability), once=True),
+    Query(("name",), (("nvmlDeviceGetName", ()),), _text, of="slice", once=True),
+    Query(("pci_bus_id",), (("nvmlDeviceGetPciInfo", ()),), _bus_id, once=True),
+    Query(("compute_capability",), (("nvmlDeviceGetCudaComputeCapability", ()),), _capability, once=True),
     Query(
         ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes", "memory_driver_reserved_bytes"),
         (("nvmlDeviceGetMemoryInfo", (_MEMORY_V2,)), ("nvmlDeviceGetMemoryInfo", ())),
@@ -125,7 +122,7 @@ QUERIES = (
     Query(
         ("processes",),
         (("nvmlDeviceGetComputeRunningProcesses_v3", ()), ("nvmlDeviceGetComputeRunningProcesses_v2", ())),
-        _one(_processes),
+        _processes,
         of="slice",
     ),
     Query(
@@ -134,57 +131,55 @@ QUERIES = (
         _utilization,
         of="whole",
     ),
-    Query(("sm_clock_mhz",), (("nvmlDeviceGetClockInfo", (_SM_CLOCK,)),), _one(mhz)),
-    Query(("memory_clock_mhz",), (("nvmlDeviceGetClockInfo", (_MEMORY_CLOCK,)),), _one(mhz), seldom=True),
-    Query(("sm_clock_max_mhz",), (("nvmlDeviceGetMaxClockInfo", (_SM_CLOCK,)),), _one(mhz), once=True),
-    Query(("memory_clock_max_mhz",), (("nvmlDeviceGetMaxClockInfo", (_MEMORY_CLOCK,)),), _one(mhz), once=True),
+    Query(("sm_clock_mhz",), (("nvmlDeviceGetClockInfo", (_SM_CLOCK,)),), mhz),
+    Query(("memory_clock_mhz",), (("nvmlDeviceGetClockInfo", (_MEMORY_CLOCK,)),), mhz, seldom=True),
+    Query(("sm_clock_max_mhz",), (("nvmlDeviceGetMaxClockInfo", (_SM_CLOCK,)),), mhz, once=True),
+    Query(("memory_clock_max_mhz",), (("nvmlDeviceGetMaxClockInfo", (_MEMORY_CLOCK,)),), mhz, once=True),
     Query(
         ("clock_event_reasons",),
         (("nvmlDeviceGetCurrentClocksEventReasons", ()), ("nvmlDeviceGetCurrentClocksThrottleReasons", ())),
-        _one(lambda bits: clock_event_reasons(bits) if bits < 1 << 32 else within(bits, 0, 1 << 32)),
+        lambda bits: clock_event_reasons(bits) if bits < 1 << 32 else within(bits, 0, 1 << 32),
     ),
-    Query(("performance_state",), (("nvmlDeviceGetPerformanceState", ()),), _one(_performance_state), seldom=True),
+    Query(("performance_state",), (("nvmlDeviceGetPerformanceState", ()),), _performance_state, seldom=True),
     Query(
         ("temperature_celsius",),
         (("nvmlDeviceGetTemperatureV", (_GPU_SENSOR,)), ("nvmlDeviceGetTemperature", (_GPU_SENSOR,))),
-        _one(celsius),
+        celsius,
     ),
     Query(
         ("temperature_slowdown_celsius",),
         (("nvmlDeviceGetTemperatureThreshold", (_SLOWDOWN,)),),
-        _one(celsius),
+        celsius,
         once=True,
     ),
-    Query(("power_w",), (("nvmlDeviceGetPowerUsage", ()),), _one(watts), of="whole"),
+    Query(("power_w",), (("nvmlDeviceGetPowerUsage", ()),), watts, of="whole"),
     Query(
         ("power_limit_w",),
         (("nvmlDeviceGetEnforcedPowerLimit", ()), ("nvmlDeviceGetPowerManagementLimit", ())),
-        _one(watts),
+        watts,
         of="whole",
         seldom=True,
     ),
-    Query(("energy_j",), (("nvmlDeviceGetTotalEnergyConsumption", ()),), _one(_as_it_is), of="whole"),
+    Query(("energy_j",), (("nvmlDeviceGetTotalEnergyConsumption", ()),), _as_it_is, of="whole"),
     Query(
         ("pcie_generation",),
         (("nvmlDeviceGetCurrPcieLinkGeneration", ()),),
-        _one(lambda generation: within(generation, 1, 8)),
+        lambda generation: within(generation, 1, 8),
         seldom=True,
     ),
     Query(
         ("pcie_generation_max",),
         (("nvmlDeviceGetMaxPcieLinkGeneration", ()),),
-        _one(lambda generation: within(generation, 1, 8)),
+        lambda generation: within(generation, 1, 8),
         once=True,
     ),
-    Query(("pcie_width",), (("nvmlDeviceGetCurrPcieLinkWidth", ()),), _one(_width), seldom=True),
-    Query(("pcie_width_max",), (("nvmlDeviceGetMaxPcieLinkWidth", ()),), _one(_width), once=True),
-    Query(("pcie_tx_bytes_per_s",), (("nvmlDeviceGetPcieThroughput", (_PCIE_TX,)),), _one(_kilobytes_per_s)),
-    Query(("pcie_rx_bytes_per_s",), (("nvmlDeviceGetPcieThroughput", (_PCIE_RX,)),), _one(_kilobytes_per_s)),
-    Query(("pcie_replays",), (("nvmlDeviceGetPcieReplayCounter", ()),), _one(count), seldom=True),
-    Query(("ecc_corrected",), (("nvmlDeviceGetTotalEccErrors", (_CORRECTED, _VOLATILE)),), _one(count), seldom=True),
-    Query(
-        ("ecc_uncorrected",), (("nvmlDeviceGetTotalEccErrors", (_UNCORRECTED, _VOLATILE)),), _one(count), seldom=True
-    ),
+    Query(("pcie_width",), (("nvmlDeviceGetCurrPcieLinkWidth", ()),), _width, seldom=True),
+    Query(("pcie_width_max",), (("nvmlDeviceGetMaxPcieLinkWidth", ()),), _width, once=True),
+    Query(("pcie_tx_bytes_per_s",), (("nvmlDeviceGetPcieThroughput", (_PCIE_TX,)),), _kilobytes_per_s),
+    Query(("pcie_rx_bytes_per_s",), (("nvmlDeviceGetPcieThroughput", (_PCIE_RX,)),), _kilobytes_per_s),
+    Query(("pcie_replays",), (("nvmlDeviceGetPcieReplayCounter", ()),), count, seldom=True),
+    Query(("ecc_corrected",), (("nvmlDeviceGetTotalEccErrors", (_CORRECTED, _VOLATILE)),), count, seldom=True),
+    Query(("ecc_uncorrected",), (("nvmlDeviceGetTotalEccErrors", (_UNCORRECTED, _VOLATILE)),), count, seldom=True),
     Query(
         ("remapped_rows_corrected", "remapped_rows_uncorrected", "remapping_pending", "remapping_failed"),
         (("nvmlDeviceGetRemappedRows", ()),),
