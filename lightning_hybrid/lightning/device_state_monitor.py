@@ -87,7 +87,7 @@ class DeviceStateMonitor(Callback):
         """Makes what reads a rank's device; ``None``: whatever there is to read."""
         self._watch: Watch | None = None
         self._states: dict[int, DeviceState] = {}
-        self._batches = Counter[str]()
+        self._batches, self._done = Counter[str](), Counter[str]()
         # in memory that processes share: with launchers that fork or spawn, every run counts on in a process of its own
         self._samples = torch.zeros(len(_STAGES), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
@@ -105,6 +105,7 @@ class DeviceStateMonitor(Callback):
         return dict(self._states) if self._watch is None else self._watch.states()
 
     def __getstate__(self) -> dict[str, Any]:
+        self._share()
         # `log` and `log_dict` are Lightning's, which gives every callback those of the model
         kept = {name: value for name, value in self.__dict__.items() if name not in ("log", "log_dict")}
         return kept | {"_watch": None}
@@ -121,6 +122,7 @@ class DeviceStateMonitor(Callback):
             if trainer.is_global_zero:
                 _log.warning("a second DeviceStateMonitor in the same Trainer has no effect")
             return
+        self._done = Counter(dict(zip(_STAGES, self._samples.tolist(), strict=True)))
         self._watch = Watch(trainer, shared, self.device_period_s, self._most_overhead_frac)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -199,7 +201,7 @@ class DeviceStateMonitor(Callback):
         in_fit = _compat.in_fit(trainer)
         self._batches[stage] += 1
         if not in_fit:
-            self._samples[_STAGES.index(stage)] += num_samples(batch) * watch.num_replicas
+            self._done[stage] += num_samples(batch) * watch.num_replicas
         every = _compat.log_every_n_steps(trainer)
         is_due = every > 0 and self._batches[stage] % every == 0
         if is_due and (stage == "fit" or not in_fit):
@@ -210,18 +212,25 @@ class DeviceStateMonitor(Callback):
             self._log(stage, trainer, is_last=True)
 
     def _log(self, stage: str, trainer: Trainer, *, is_last: bool = False) -> None:
-        watch, place = self._watch, _STAGES.index(stage)
+        watch = self._watch
         if watch is None or (watch.is_led and stage != "fit"):
             return
         if _compat.in_fit(trainer):
             watch.log(stage, trainer.global_step, is_last)
             # the axis of a later run of the stage goes on from here
-            self._samples[place] = max(trainer.global_step, int(self._samples[place]))
+            self._done[stage] = max(trainer.global_step, self._done[stage])
         else:
-            watch.log(stage, int(self._samples[place]), is_last)
+            watch.log(stage, self._done[stage], is_last)
 
     def _stop(self) -> None:
         if self._watch is not None:
             self._states = self._watch.states()
+            self._share()
             self._watch.stop()
             self._watch = None
+
+    def _share(self) -> None:
+        """Lets processes that this one has come from know how far the axes are."""
+        if self._watch is not None and self._watch.logs:
+            with torch.inference_mode():  # a copy that was unpickled in a prediction step is of that mode
+                self._samples.copy_(torch.tensor([self._done[stage] for stage in _STAGES]))
