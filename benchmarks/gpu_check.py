@@ -174,11 +174,11 @@ def _busy(device: Device, seconds: float) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs all checks; 1 if one of them raised."""
     argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__).parse_args(argv)
-    logging.getLogger("lightning_hybrid").setLevel(logging.ERROR)
     if not torch.cuda.is_available():
         print("no GPU: torch.cuda.is_available() is false, so there is nothing to check here")
         print(json.dumps({"gpu": None}))
         return 0
+    logging.getLogger("lightning_hybrid").setLevel(logging.ERROR)
     started_s = time.monotonic()
     found = collect(torch.device("cuda", 0))
     found["duration_s"] = round(time.monotonic() - started_s, 1)

@@ -9,7 +9,8 @@
     ├── CoordinationTimeout     (TimeoutError)  a wait on the store passed its deadline
     ├── CollectiveInQueueMode   (RuntimeError)  the user's step issued a collective while step counts may differ
     ├── PeerFailed              (RuntimeError)  another rank failed, so this one cannot go on
-    └── ResultsError            (ValueError)    results were asked for in a form that the outputs do not have
+    ├── ResultsError            (ValueError)    results were asked for in a form that the outputs do not have
+    └── BatchError              (ValueError)    it is not sure what the samples of a batch, or of an output, are
 """
 
 from __future__ import annotations

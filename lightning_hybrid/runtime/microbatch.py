@@ -18,7 +18,8 @@ from torch.nn.utils.rnn import PackedSequence
 from lightning_hybrid.core.errors import BatchError
 from lightning_hybrid.runtime.results import has_rows, join_rows, num_rows, plain, rebuilt, row_form, row_of
 
-_SCALARS = (str, bytes, int, float, type(None))
+_TEXTS = (str, bytes)
+_SCALARS = (*_TEXTS, int, float, type(None))
 _Cut = Callable[[int, int], Any]
 """Gives the samples from ``start`` to ``stop`` of a part of a batch."""
 SplitFunction = Callable[[Any, int, int], Any]
@@ -167,7 +168,8 @@ def _cut_of_dataclass(batch: Any, size: int, path: str, *, is_collated: bool) ->
 def _cut_of_sequence(sequence: Sequence[Any], size: int, path: str, *, is_collated: bool) -> _Cut:
     is_named = hasattr(sequence, "_fields")
     may_be_samples = not is_named and len(sequence) == size
-    if may_be_samples and all(isinstance(item, _SCALARS) for item in sequence):
+    scalars = _TEXTS if is_collated else _SCALARS
+    if may_be_samples and all(isinstance(item, scalars) for item in sequence):
         return lambda start, stop: sequence[start:stop]
     try:
         cuts = [_cut_of(item, size, f"{path}[{i}]", is_collated=is_collated) for i, item in enumerate(sequence)]

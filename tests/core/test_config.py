@@ -22,6 +22,7 @@ CHOICES = {
 BOOLEANS = {
     "enabled": "be of type bool",
     "order_by_cost": "be of type bool",
+    "count_flops": "be of type bool",
     "batch_dependent": "be of type None or bool",
 }
 TEXTS = {"policy": "be of type str"}
