@@ -132,10 +132,8 @@ def test_every_stage_is_logged_by_any_loggers(kind: str, tmp_path: Path) -> None
             shares = [columns[f"balance/{stage}/share_frac/replica{replica}"][-1] for replica in (0, 1)]
             assert sum(share for _, share in shares) == pytest.approx(1.0)
             assert [step for step, _ in shares] == [40, 40]
-            assert (
-                2 * columns[f"balance/{stage}/speed_samples_per_s/replica1"][-1][1]
-                < (columns[f"balance/{stage}/speed_samples_per_s/replica0"][-1][1])
-            )
+            slow, fast = (columns[f"balance/{stage}/speed_samples_per_s/replica{r}"][-1][1] for r in (1, 0))
+            assert slow < fast
     if not logged:
         assert list(tmp_path.iterdir()) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -65,6 +66,8 @@ def test_watching_shows_what_changes_until_it_is_interrupted(nvml: Path, script:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell that runs the tests in the background has its children ignore interrupts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as watching:
         guard = threading.Timer(60, watching.kill)
         guard.start()
