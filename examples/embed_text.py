@@ -280,7 +280,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=ranks, help=f"number of processes (here: {ranks})")
     parser.add_argument("--slow", type=float, default=3.0, help="the last rank takes so many times as long (3)")
-    parser.add_argument("--texts", type=int, default=2000, help="number of docstrings (2000)")
+    parser.add_argument("--texts", type=int, default=1200, help="number of docstrings (1200)")
     parser.add_argument("--batch-size", type=int, default=8, help="texts per batch (8)")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for results and logs (demo)")
     args = parser.parse_args()
