@@ -21,6 +21,7 @@ import torch
 from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.hardware import peak_flops_per_s
 from lightning_hybrid.probes.torch_device import probe_for
+from lightning_hybrid.runtime.oom import is_out_of_memory
 from lightning_hybrid.runtime.timing import EventTimer, timer_for
 from lightning_hybrid.runtime.work import Work
 
@@ -93,17 +94,14 @@ def timing(device: Device) -> dict[str, Any]:
 
 
 def out_of_memory(device: Device) -> dict[str, Any]:
-    """Whether a real lack of memory is known by its type, and memory can be had again afterwards."""
+    """Whether a real lack of memory is known for one, and memory can be had again afterwards."""
     total = torch.cuda.get_device_properties(device).total_memory
     try:
         torch.empty(2 * total, dtype=torch.uint8, device=device)
-    except torch.cuda.OutOfMemoryError as err:
-        found = {
-            "out_of_memory_type": type(err).__name__,
-            "out_of_memory_is_runtime_error": isinstance(err, RuntimeError),
-        }
+    except RuntimeError as err:
+        found = {"out_of_memory_type": type(err).__name__, "out_of_memory_is_known": is_out_of_memory(err)}
     else:
-        found = {"out_of_memory_type": None, "out_of_memory_is_runtime_error": None}
+        found = {"out_of_memory_type": None, "out_of_memory_is_known": None}
     return found | {"works_after_out_of_memory": bool(torch.ones(8, device=device).sum().item() == 8)}
 
 

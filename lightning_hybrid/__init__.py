@@ -15,8 +15,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_hybrid.core.communication import CommunicationState
     from lightning_hybrid.core.config import HybridConfig
     from lightning_hybrid.core.errors import (
+        BatchError,
         CollectiveInQueueMode,
         ConfigError,
         CoordinationTimeout,
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
         PeerFailed,
         PlanError,
         ResultsError,
+        SampleTooLarge,
+        TooManyErrors,
     )
+    from lightning_hybrid.core.failures import SampleFailure
     from lightning_hybrid.core.plan import Plan
     from lightning_hybrid.core.policies import register_policy
     from lightning_hybrid.core.recommend import Recommendation
@@ -44,7 +49,9 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "BalanceSnapshot",
+    "BatchError",
     "CollectiveInQueueMode",
+    "CommunicationState",
     "ConfigError",
     "CoordinationTimeout",
     "CostError",
@@ -61,10 +68,13 @@ __all__ = [
     "Recording",
     "ReplicaRecord",
     "ResultsError",
+    "SampleFailure",
+    "SampleTooLarge",
     "SimulationResult",
     "SpeedTrace",
     "Statistics",
     "SystemState",
+    "TooManyErrors",
     "register_policy",
     "replay",
     "simulate",
@@ -72,7 +82,9 @@ __all__ = [
 
 _HOMES = {
     "BalanceSnapshot": "core.state",
+    "BatchError": "core.errors",
     "CollectiveInQueueMode": "core.errors",
+    "CommunicationState": "core.communication",
     "ConfigError": "core.errors",
     "CoordinationTimeout": "core.errors",
     "CostError": "core.errors",
@@ -89,10 +101,13 @@ _HOMES = {
     "Recording": "runtime.recording",
     "ReplicaRecord": "core.state",
     "ResultsError": "core.errors",
+    "SampleFailure": "core.failures",
+    "SampleTooLarge": "core.errors",
     "SimulationResult": "reports.simulated",
     "SpeedTrace": "core.traces",
     "Statistics": "core.statistics",
     "SystemState": "core.system_state",
+    "TooManyErrors": "core.errors",
     "register_policy": "core.policies",
     "replay": "simulation",
     "simulate": "simulation",

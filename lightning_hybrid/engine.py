@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.exchanges import Depth
+from lightning_hybrid.core.size_search import SizeSearch
 from lightning_hybrid.core.state import Mode
 from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.probes.base import DeviceProbe
 from lightning_hybrid.probes.comm import all_arrive, measure_group, num_measurable_ranks
 from lightning_hybrid.runtime.collectives import CollectiveClock
+from lightning_hybrid.runtime.sizing import StepSizer
 from lightning_hybrid.runtime.spec import EpochSpec, Stage
 from lightning_hybrid.runtime.steering import Steering
+from lightning_hybrid.runtime.step_sizes import StepSizes
 from lightning_hybrid.runtime.store import InProcessStore, Store
 from lightning_hybrid.runtime.timing import StepTimer
 from lightning_hybrid.runtime.work import Work
@@ -38,6 +41,7 @@ class Engine:
         probe: Reads the device.
         new_timer: Makes the timer that fits the device.
         mode: ``config.mode`` with what the strategy demands taken into account.
+        sizes: How many samples a step may have; any number where it is left out.
         steering: What is decided in the course of the run; by ``config`` alone where it is left out.
     """
 
@@ -51,8 +55,12 @@ class Engine:
         probe: DeviceProbe,
         new_timer: Callable[[], StepTimer],
         mode: ModeOption,
+        sizes: StepSizes | None = None,
         steering: Steering | None = None,
     ) -> None:
+        self.sizes = sizes or StepSizes(None, config)
+        """How many samples a step may have on this replica."""
+        self._searches: dict[Stage, SizeSearch] = {}
         self.steering = steering or Steering(config)
         """What is decided for all replicas in the course of the run."""
         self.config, self.replica, self.num_replicas = config, replica, num_replicas
@@ -101,6 +109,14 @@ class Engine:
     def static(self, spec: EpochSpec, works: list[Work]) -> EpochRun:
         """An epoch in which this replica runs exactly ``works``."""
         return self._opened(EpochRun(self, spec, InProcessStore(), "static", works))
+
+    def sizer_of(self, spec: EpochSpec) -> StepSizer | None:
+        """Decides how many cells of an epoch are run as one step; ``None`` where each is run alone."""
+        if spec.auto is None:
+            return None
+        if spec.stage not in self._searches:
+            self._searches[spec.stage] = SizeSearch(spec.auto.unit, spec.auto.start, spec.auto.most)
+        return StepSizer(spec, self._searches[spec.stage], self.sizes, spec.auto.most)
 
     def decide(self, stage: Stage, mode: Mode) -> None:
         """Fixes the mode of all later epochs of ``stage`` in this run."""

@@ -7,7 +7,7 @@ shares.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning_hybrid.core.conductor import Conductor
 from lightning_hybrid.core.config import ModeOption
 from lightning_hybrid.core.errors import CollectiveInQueueMode, CoordinationTimeout, PeerFailed
+from lightning_hybrid.core.failures import Where
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.core.recording import KeptSteps
 from lightning_hybrid.core.state import BalanceSnapshot, Mode, ReplicaRecord
@@ -23,6 +24,7 @@ from lightning_hybrid.runtime.claimer import QueueDealer
 from lightning_hybrid.runtime.collectives import CollectiveCounter, CollectiveWatch
 from lightning_hybrid.runtime.dealing import new_dealer, prior_from, probe_works
 from lightning_hybrid.runtime.figures import EpochFigures
+from lightning_hybrid.runtime.losses import Losses
 from lightning_hybrid.runtime.recorder import StepRecorder
 from lightning_hybrid.runtime.recording import Recording, recording_of
 from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
@@ -47,13 +49,21 @@ class EpochRun:
         self.spec = spec
         self.done: list[Work] = []
         """Works that were begun, in the order of the steps; ghosts are left out."""
+        self.losses = Losses(engine.replica, spec.loader_idx, engine.config)
+        """Samples that could not be run, and works of which none could be loaded."""
+        self.steps_have_collectives = False
+        """Whether a step of this epoch has issued one."""
         self._engine, self._mode = engine, mode
         self._handed: deque[Work] = deque()  # batches whose step has not run: one, or more where the loop reads ahead
+        self._running: Work | None = None
+        self._replica = engine.replica
         self._steps_begun = 0
         self._collectives = CollectiveWatch(engine.replica, spec.stage, CollectiveCounter())
         self._closed = False
         self._first_works = iter(probe_works(spec, engine.replica, engine.num_replicas) if works is None else [])
-        self._dealer: Dealer | None = None if works is None else StaticDealer(works)
+        self.sizer = engine.sizer_of(spec)
+        """Decides how many cells are run as one step; ``None``: each alone."""
+        self._dealer: Dealer | None = None if works is None else StaticDealer(works, self.sizer)
         replica, world = (engine.replica, engine.num_replicas) if works is None else (0, 1)
         self._queue = SharedQueue(store, replica, world)
         self._board = Board(
@@ -69,6 +79,8 @@ class EpochRun:
             usual_cost=spec.usual_cost,
             recorded_steps=engine.config.recorded_steps,
         )
+        if self.sizer is not None:
+            self.recorder.observer = self.sizer.observe
         self._learnt: str | None = None
         self._conductor: Conductor | None = None
         self._board.source = self._record
@@ -117,6 +129,26 @@ class EpochRun:
         """The loop waited this long for a batch."""
         self.recorder.note_wait(seconds)
 
+    def give_up(self, work: Work) -> None:
+        """No sample of a work that was begun could be loaded, so that there is no batch to run."""
+        self._handed.remove(work)
+        self.done.remove(work)
+        self.losses.works.append(work)
+        if self._dealer is not None:
+            self._dealer.done(work)
+
+    def leave_out(self, position: int, where: Where, error: str) -> None:
+        """Notes a sample that could not be run.
+
+        Raises:
+            TooManyErrors: there are more than ``max_errors``, or none could be run so far.
+        """
+        with self._board.changed:
+            peers = self._board.view.published.items()
+            elsewhere = sum(peer.record.failed_samples for replica, peer in peers if replica != self._replica)
+        index = None if self.spec.stream is not None else self.spec.grid.indices(position, position + 1)[0]
+        self.losses.add(position, index, where, error, elsewhere=elsewhere)
+
     def finish(self) -> None:
         """Ends the epoch on this replica: no step runs here any more; waits until none runs elsewhere.
 
@@ -144,7 +176,9 @@ class EpochRun:
         if self._closed or isinstance(error, PeerFailed | CoordinationTimeout | CollectiveInQueueMode):
             return
         with suppress(CoordinationTimeout):
-            self._queue.raise_alarm(Alarm.of_failure(self._engine.replica, error))
+            self._queue.raise_alarm(Alarm.of_failure(self._replica, error))
+            if self._replica == LEADER:  # the store ends with this process, and the others would not learn why
+                self._queue.await_seen(self._engine.config.alarm_grace_s)
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -159,7 +193,7 @@ class EpochRun:
         Raises:
             CollectiveInQueueMode: the step issued a collective after the first steps in queue mode.
         """
-        work = self._handed.popleft()
+        work = self._running = self._handed.popleft()
         self._engine.current = self
         with self.recorder.own_time:
             self._collectives.begin(work)
@@ -173,7 +207,10 @@ class EpochRun:
                     self._queue.raise_alarm(Alarm(self._collectives.complaint(), is_collective=True))
                 raise CollectiveInQueueMode(self._collectives.complaint()) from error
             raise
+        finally:
+            self._running = None
         moved = self._collectives.end()
+        self.steps_have_collectives |= moved
         self.recorder.stop(work, self._engine.collectives.waited_s - waited_s, elements=elements)
         with self.recorder.own_time:
             self._steps_begun += 1
@@ -214,7 +251,7 @@ class EpochRun:
     @property
     def counts_elements(self) -> bool:
         """Whether the sizes of batches may teach what steps cost."""
-        return self.is_balanced and self.spec.costs is None
+        return (self.is_balanced and self.spec.costs is None) or self.sizer is not None
 
     @property
     def has_batch(self) -> bool:
@@ -224,7 +261,22 @@ class EpochRun:
     @property
     def next_size(self) -> int:
         """Samples of the batch whose step is due."""
-        return self._handed[0].size
+        return len(self.positions_due)
+
+    @property
+    def positions_due(self) -> Sequence[int]:
+        """Positions in the grid of the samples of the batch whose step is due, or runs."""
+        return self.losses.kept(self._handed[0] if self._running is None else self._running)
+
+    def name_of(self, position: int) -> str:
+        """What to call a sample in a message."""
+        is_stream = self.spec.stream is not None
+        which = "a sample" if is_stream else f"sample {self.spec.grid.indices(position, position + 1)[0]!r}"
+        return f"{which} of loader {self.spec.loader_idx} of {self.spec.stage}, on replica {self._replica}"
+
+    def has_issued_collective(self) -> bool:
+        """Whether the step that runs has issued a collective, so that no rank can run it again alone."""
+        return self._engine.num_replicas > 1 and self._collectives.has_moved()
 
     @property
     def is_balanced(self) -> bool:
@@ -241,7 +293,12 @@ class EpochRun:
 
     def _record(self, *, finished: bool = False) -> ReplicaRecord:
         in_lockstep = self._mode == "lockstep"
-        return self.recorder.record(cells_stolen=self._cells_stolen, times_collectives=in_lockstep, finished=finished)
+        return self.recorder.record(
+            cells_stolen=self._cells_stolen,
+            failed_samples=len(self.losses.failures),
+            times_collectives=in_lockstep,
+            finished=finished,
+        )
 
     @property
     def _cells_stolen(self) -> int:
@@ -277,7 +334,14 @@ class EpochRun:
     def _new_dealer(self, mode: Mode) -> Dealer:
         engine, steering = self._engine, self._engine.steering
         dealer = new_dealer(
-            mode, self.spec, self._board, self._queue, engine.config, steering, released=lambda: self._mode != "auto"
+            mode,
+            self.spec,
+            self._board,
+            self._queue,
+            engine.config,
+            steering,
+            released=lambda: self._mode != "auto",
+            sizer=self.sizer,
         )
         if engine.replica == LEADER and engine.num_replicas > 1:
             self._conductor = steering.attend(self._board, dealer, self.spec, self._conductor)

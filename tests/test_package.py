@@ -13,7 +13,9 @@ import lightning_hybrid
 
 PUBLIC = [
     "BalanceSnapshot",
+    "BatchError",
     "CollectiveInQueueMode",
+    "CommunicationState",
     "ConfigError",
     "CoordinationTimeout",
     "CostError",
@@ -30,10 +32,13 @@ PUBLIC = [
     "Recording",
     "ReplicaRecord",
     "ResultsError",
+    "SampleFailure",
+    "SampleTooLarge",
     "SimulationResult",
     "SpeedTrace",
     "Statistics",
     "SystemState",
+    "TooManyErrors",
     "register_policy",
     "replay",
     "simulate",

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from lightning_hybrid.core.errors import ConfigError
+from lightning_hybrid.core.fields import POSITIVE, check_range, check_type, parse
 
 ModeOption = Literal["auto", "queue", "lockstep"]
 OrderOption = Literal["loader", "dataset"]
 GatherOption = Literal["all", "rank_zero", "none"]
 IterableOption = Literal["stock", "claim", "sharded"]
 CommProbeOption = Literal["quick", "full", "off"]
+ErrorOption = Literal["raise", "skip"]
 
 ENVIRONMENT_PREFIX = "LIGHTNING_HYBRID_"
 _LOOK_AHEAD = 0.2
@@ -39,10 +41,20 @@ class HybridConfig:
     iterable: IterableOption = "stock"
     """``stock``: every rank runs a whole `IterableDataset`, and is told so. ``claim``: every rank reads it, and each of
     its batches is run by one of them. ``sharded``: the dataset shards itself."""
+    micro_batch_size: int | Literal["auto"] | None = None
+    """Samples of one step; ``None``: the loader's batches; ``auto``: as many as run fastest, found as the loop runs."""
     max_micro_batch_size: int | None = None
-    """Most samples of one step where lockstep cuts batches anew; ``None``: the loader's batch size."""
+    """Most samples of one step; ``None``: the loader's batch size, with ``auto`` sixteen times that."""
     batch_dependent: bool | None = None
     """``True``: the step's result depends on the whole batch, so batches are never cut anew."""
+    on_error: ErrorOption = "raise"
+    """``skip``: a sample that cannot be loaded, or whose step raises, is left out and told in ``callback.failures``."""
+    max_errors: int | None = None
+    """Most samples that may be left out before the run ends; ``None``: any number."""
+    memory_limit_bytes: int | None = None
+    """Most bytes that this process may have allocated on its device; ``None``: as many as there are."""
+    memory_safety_frac: float = 0.9
+    """Part of the memory that is free before a step which the step is let have."""
     order_by_cost: bool = True
     """Where costs are given: whether batches are cut anew from the samples in order of cost, heavy first."""
 
@@ -120,6 +132,8 @@ class HybridConfig:
     """How long before a replica is expected to ask for it the next batch of a stream is claimed."""
     claim_deadline_s: float = 1800.0
     """Longest wait during which no replica finishes a step; as long as a process group of torch waits by default."""
+    alarm_grace_s: float = 2.0
+    """How long a failing replica 0, which holds the store, waits at most for the others to learn why it fails."""
     lease_s: float | None = None
     """A replica whose progress stands still this long is taken for dead, and its claims are taken over when as long
     again nobody else has spoken of them; ``None``: never. It must be longer than the longest step, or a living replica
@@ -151,9 +165,9 @@ class HybridConfig:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for field in fields(self):
-            _check_type(field.name, getattr(self, field.name), hints[field.name])
+            check_type(field.name, getattr(self, field.name), hints[field.name])
         for name, low, high in _RANGES:
-            _check_range(name, getattr(self, name), low, high)
+            check_range(name, getattr(self, name), low, high)
         weights = self.hybrid_balance_weight, self.hybrid_performance_weight, self.hybrid_memory_weight
         if not any(weights):
             raise ConfigError("hybrid_balance_weight", 0, "be positive where the two other weights of hybrid are 0")
@@ -190,17 +204,17 @@ class HybridConfig:
             name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             if name not in hints:
                 raise ConfigError(variable, text, f"name a field of HybridConfig ({', '.join(sorted(hints))})")
-            values[name] = _parse(variable, text, hints[name])
+            values[name] = parse(variable, text, hints[name])
         return cls(**(values | given))
 
 
-_POSITIVE = 5e-324
 _RANGES: tuple[tuple[str, float, float], ...] = (
+    ("micro_batch_size", 1, math.inf),
     ("max_micro_batch_size", 1, math.inf),
     ("memory_weight", 0, math.inf),
     ("compute_weight", 0, math.inf),
     ("network_weight", 0, math.inf),
-    ("target_throughput_per_s", _POSITIVE, math.inf),
+    ("target_throughput_per_s", POSITIVE, math.inf),
     ("hybrid_balance_weight", 0, math.inf),
     ("hybrid_performance_weight", 0, math.inf),
     ("hybrid_memory_weight", 0, math.inf),
@@ -213,7 +227,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("switch_hysteresis_frac", 0, math.inf),
     ("switch_dwell_s", 0, math.inf),
     ("switch_settle_s", 0, math.inf),
-    ("switch_trial_s", _POSITIVE, math.inf),
+    ("switch_trial_s", POSITIVE, math.inf),
     ("switch_trial_steps", 0, math.inf),
     ("switch_regret_frac", 0, 1),
     ("switch_retry_s", 0, math.inf),
@@ -223,73 +237,26 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("trimmed_schedules", 1, math.inf),
     ("recorded_steps", 0, math.inf),
     ("recent_schedules", 1, math.inf),
-    ("claim_frac", _POSITIVE, 1),
+    ("max_errors", 0, math.inf),
+    ("memory_limit_bytes", 1, math.inf),
+    ("memory_safety_frac", POSITIVE, 1),
+    ("claim_frac", POSITIVE, 1),
     ("reserve_frac", 0, 1),
     ("reserve_ahead_s", 0, math.inf),
-    ("publish_period_s", _POSITIVE, math.inf),
-    ("most_exchanges_per_s", _POSITIVE, math.inf),
+    ("publish_period_s", POSITIVE, math.inf),
+    ("most_exchanges_per_s", POSITIVE, math.inf),
     ("look_replicas", 1, math.inf),
-    ("endgame_poll_s", _POSITIVE, math.inf),
+    ("endgame_poll_s", POSITIVE, math.inf),
     ("stream_ahead_s", 0, math.inf),
-    ("claim_deadline_s", _POSITIVE, math.inf),
-    ("lease_s", _POSITIVE, math.inf),
+    ("claim_deadline_s", POSITIVE, math.inf),
+    ("alarm_grace_s", 0, math.inf),
+    ("lease_s", POSITIVE, math.inf),
     ("speed_window_steps", 1, math.inf),
     ("speed_change_frac", 0, math.inf),
     ("in_flight_steps", 1, math.inf),
     ("lockstep_block_rounds", 1, math.inf),
     ("gather_chunk_bytes", 1, math.inf),
-    ("device_period_s", _POSITIVE, math.inf),
+    ("device_period_s", POSITIVE, math.inf),
     ("comm_probe_patience_s", 0, math.inf),
     ("straggler_threshold_frac", 0, math.inf),
 )
-
-
-def _check_type(name: str, value: object, hint: Any) -> None:
-    choices = get_args(hint)
-    if choices and all(isinstance(choice, str) for choice in choices):
-        if value not in choices:
-            raise ConfigError(name, value, f"be one of {', '.join(map(repr, choices))}")
-        return
-    kinds = set(choices or (hint,))
-    if value is None and type(None) in kinds:
-        return
-    if isinstance(value, bool):
-        fits = bool in kinds
-    elif isinstance(value, int):
-        fits = bool(kinds & {int, float})
-    elif isinstance(value, str):
-        fits = str in kinds
-    else:
-        fits = isinstance(value, float) and float in kinds
-    if not fits:
-        rule = " or ".join(sorted("None" if kind is type(None) else kind.__name__ for kind in kinds))
-        raise ConfigError(name, value, f"be of type {rule}")
-
-
-def _check_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is None or (low <= value <= high and value != math.inf):
-        return
-    bound = "be positive" if low == _POSITIVE else f"be at least {low:g}"
-    raise ConfigError(name, value, bound + ("" if high == math.inf else f" and at most {high:g}") + " and finite")
-
-
-def _parse(variable: str, text: str, hint: Any) -> Any:
-    kinds = set(get_args(hint) or (hint,))
-    word = text.strip().lower()
-    if word == "none" and type(None) in kinds:
-        return None
-    if hint is str:
-        return text.strip()
-    if bool in kinds:
-        if word in {"1", "true", "yes", "on"}:
-            return True
-        if word in {"0", "false", "no", "off"}:
-            return False
-        raise ConfigError(variable, text, "be 1 or 0")
-    for kind in (int, float):
-        if kind in kinds:
-            try:
-                return kind(word)
-            except ValueError as err:
-                raise ConfigError(variable, text, f"parse as {kind.__name__}") from err
-    return word

@@ -10,7 +10,9 @@
     ├── CollectiveInQueueMode   (RuntimeError)  the user's step issued a collective while step counts may differ
     ├── PeerFailed              (RuntimeError)  another rank failed, so this one cannot go on
     ├── ResultsError            (ValueError)    results were asked for in a form that the outputs do not have
-    └── BatchError              (ValueError)    it is not sure what the samples of a batch, or of an output, are
+    ├── BatchError              (ValueError)    it is not sure what the samples of a batch, or of an output, are
+    ├── SampleTooLarge          (RuntimeError)  a step of a single sample ran out of memory
+    └── TooManyErrors           (RuntimeError)  more samples than ``max_errors`` could not be run
 """
 
 from __future__ import annotations
@@ -65,3 +67,11 @@ class ResultsError(HybridError, ValueError):
 
 class BatchError(HybridError, ValueError):
     """A batch, or an output, of which it is not sure what its samples are, so that it is not cut or put together."""
+
+
+class SampleTooLarge(HybridError, RuntimeError):
+    """A step of one sample does not fit into the memory of its device; names the rank, the sample and its shapes."""
+
+
+class TooManyErrors(HybridError, RuntimeError):
+    """More samples could not be run than ``max_errors`` allows; names the first of them."""

@@ -123,6 +123,8 @@ class Holdings:
         self._sweeper = None if config.lease_s is None else self._new_sweeper(config.lease_s, first, dealt)
         self._has_declined = False
         self._running_cost, self._begun_s = 0.0, 0.0
+        self.step_cost = 0.0
+        """Compute cost of the cells that the loop wants to run as one step; 0: each cell alone."""
         self._ahead = self._vain_looks = 0
         self._period_s = config.exchange_period_s(board.view.world)
         self._left, self._left_at_look = (float(self.total), self.total_cost), 0
@@ -130,8 +132,17 @@ class Holdings:
 
     # --- on the loop's thread -----------------------------------------------------------------------------------
 
-    def hand_out(self) -> tuple[int, bool] | None:
-        """The next cell to load, and whether the background thread should see to more; ``None``: none right now."""
+    def next_cell(self) -> int | None:
+        """The cell that `hand_out` would give."""
+        owned = self.ranges.next_to_hand()
+        return None if owned is None else owned.cell_at(owned.handed)
+
+    def hand_out(self, *, is_next: bool = False) -> tuple[int, bool] | None:
+        """The next cell to load, and whether the background thread should see to more; ``None``: none right now.
+
+        Args:
+            is_next: Whether the cell is run in one step with the one before.
+        """
         owned = self.ranges.next_to_hand()
         if owned is None:
             return None
@@ -141,7 +152,7 @@ class Holdings:
         if self._prefetch:
             self.loading.append((owned, position))
         else:
-            wants_more = self._begin(owned, position) or wants_more
+            wants_more = self._begin(owned, position, is_next=is_next) or wants_more
         return owned.cell_at(position), wants_more
 
     def is_mine(self) -> bool | None:
@@ -151,14 +162,22 @@ class Holdings:
             return None
         return position < owned.reserved
 
-    def begin(self) -> bool:
-        """Notes that the next loaded cell is run now, or left because it was stolen; whether to see to more."""
+    def begin(self, *, is_next: bool = False) -> bool:
+        """Notes that the next loaded cell is run now, or left because it was stolen; whether to see to more.
+
+        Args:
+            is_next: Whether the cell is run in one step with the one before.
+        """
         is_mine = self.is_mine()
         owned, position = self.loading.popleft()
         if is_mine:
-            return self._begin(owned, position)
+            return self._begin(owned, position, is_next=is_next)
         owned.begun = position + 1
         return False
+
+    def hand_again(self, cell: int) -> None:
+        """A cell that was begun here is handed out once more."""
+        self.ranges.add_again(cell)
 
     def is_exhausted(self) -> bool:
         """Whether there will be no more work here, as far as is known."""
@@ -214,9 +233,11 @@ class Holdings:
         held = [*self.ranges.spans(), *(Span(cell, cell + 1) for cell in self._running)]
         return replace(published, done=tuple(self._done), held=tuple(held))
 
-    def _begin(self, owned: OwnedRange, position: int) -> bool:
+    def _begin(self, owned: OwnedRange, position: int, *, is_next: bool) -> bool:
         owned.begun = position + 1
-        self._running_cost, self._begun_s = owned.cost(position, position + 1), self.peers.clock()
+        cost = owned.cost(position, position + 1)
+        self._running_cost = self._running_cost + cost if is_next else cost
+        self._begun_s = self.peers.clock()
         if self._sweeper is not None:
             self._running.add(owned.cell_at(position))
         return not self._suffice(owned.reserved - owned.begun)

@@ -106,6 +106,10 @@ class Arrangement:
     batches: Grid
     slots: Offsets | None = None
 
+    def is_cut_anew(self, grid: Grid) -> bool:
+        """Whether the user's batches are not the cells of ``grid``, which is run."""
+        return self.slots is not None or self.batches is not grid
+
     def slots_at(self, start: int, stop: int) -> Offsets:
         """Slots of the loader's positions ``start`` to ``stop``."""
         return np.arange(start, stop, dtype=np.int64) if self.slots is None else self.slots[start:stop]
@@ -118,13 +122,13 @@ class Arrangement:
 
 
 def arrange(
-    batches: Grid, cell_size: int, *, firsts: Offsets | None = None, costs: FloatArray | None = None
+    batches: Grid, cell_size: int | None, *, firsts: Offsets | None = None, costs: FloatArray | None = None
 ) -> tuple[Grid, Arrangement]:
     """The grid to run for the user's batches: repeated samples left out, heavy samples first, like costs together.
 
     Args:
-        batches: The user's batches, of ``cell_size`` samples each; the last may be smaller.
-        cell_size: Samples of a cell.
+        batches: The user's batches.
+        cell_size: Samples of a cell; the last may be smaller. ``None``: as the batches are, where no sample moves.
         firsts: For every position the first one that holds an equal sample, as `first_positions` tells; ``None``: no
             sample repeats.
         costs: Of the samples that are run, in loader order, which equal costs keep; ``None`` keeps it altogether.
@@ -134,13 +138,19 @@ def arrange(
     if costs is not None:
         kept = kept[np.argsort(-costs, kind="stable")]
     if len(kept) == num and not (np.diff(kept) < 0).any():
-        return batches, Arrangement(batches=batches)
+        edges = batches.offsets if cell_size is None else _edges(num, cell_size)
+        is_same = np.array_equal(edges, batches.offsets)
+        return batches if is_same else Grid(order=batches.order, offsets=edges), Arrangement(batches=batches)
     slot_of = np.empty(num, dtype=np.int64)
     slot_of[kept] = np.arange(len(kept))
     slots = slot_of if firsts is None else slot_of[firsts]
-    edges = np.arange(0, len(kept), cell_size, dtype=np.int64)
-    grid = Grid(order=batches.order_at(kept), offsets=np.append(edges, len(kept)))
+    size = int(np.diff(batches.offsets).max()) if cell_size is None else cell_size
+    grid = Grid(order=batches.order_at(kept), offsets=_edges(len(kept), size))
     return grid, Arrangement(batches=batches, slots=slots)
+
+
+def _edges(num_samples: int, cell_size: int) -> Offsets:
+    return np.append(np.arange(0, num_samples, cell_size, dtype=np.int64), num_samples)
 
 
 def first_positions(keys: Iterable[Hashable]) -> Offsets:

@@ -68,6 +68,10 @@ class OwnRanges:
         """A cell that was taken over from a dead replica."""
         self._ranges.append(OwnedRange(None, handed=cell, begun=cell, reserved=cell + 1, stop=cell + 1, is_stolen=True))
 
+    def add_again(self, cell: int) -> None:
+        """A cell of its own that is handed out once more, before all others."""
+        self._ranges.appendleft(OwnedRange(None, handed=cell, begun=cell, reserved=cell + 1, stop=cell + 1))
+
     def next_to_hand(self) -> OwnedRange | None:
         """The range whose next cell the loader may get."""
         for item in self._ranges:

@@ -128,6 +128,8 @@ class Reserving(Prospects):
     def _reserve_ahead_s(self) -> float:
         """Most seconds of work out of thieves' reach; of very many replicas none hears of a change any sooner."""
         ahead_s, peers = self._config.reserve_ahead_s, self.peers
+        if self.step_cost:  # what waits is between all and half of this, and should be enough for a step
+            ahead_s = max(ahead_s, 2 * self.step_cost / peers.my_speed_and_all()[0])
         if not peers.is_sampled:
             return ahead_s
         return max(ahead_s, self._config.exchange_period_s(peers.world, peers.record.step_s, peers.left_s))

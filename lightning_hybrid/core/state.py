@@ -62,6 +62,8 @@ class ReplicaRecord:
     """The newest steps, where costs are being learnt from them."""
     cells_stolen: int = 0
     """Cells that this replica took from others' claims."""
+    failed_samples: int = 0
+    """Samples that could not be run and were left out; they count as finished too."""
     finished: bool = False
     device: DeviceState | None = None
 
@@ -125,6 +127,11 @@ class BalanceSnapshot:
     def samples_done(self) -> int:
         """Samples finished by all replicas together."""
         return sum(record.samples for record in self.replicas)
+
+    @property
+    def samples_failed(self) -> int:
+        """Samples that could not be run, of all replicas together."""
+        return sum(record.failed_samples for record in self.replicas)
 
     @property
     def wall_s(self) -> float:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import ConfigError
@@ -18,10 +18,11 @@ from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.conclusion import Pack, conclude
 from lightning_hybrid.lightning.ghost import count_step
 from lightning_hybrid.lightning.links import Links
-from lightning_hybrid.lightning.ordering import Arranger, has_training_norm, reason_to_keep
+from lightning_hybrid.lightning.ordering import Arranger, cell_size, has_training_norm, reason_to_keep
 from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan, steps_at_most
 from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.lightning.shared import shared_in
+from lightning_hybrid.lightning.steps import Steps
 from lightning_hybrid.lightning.streams import Streams
 from lightning_hybrid.probes.flops import FlopCount
 from lightning_hybrid.runtime import results
@@ -29,8 +30,10 @@ from lightning_hybrid.runtime.assembly import Outputs
 from lightning_hybrid.runtime.costs import CostOption, batch_elements
 from lightning_hybrid.runtime.keys import KeyOption
 from lightning_hybrid.runtime.metrics import combine
-from lightning_hybrid.runtime.spec import Stage
+from lightning_hybrid.runtime.microbatch import MergeFunction, SplitFunction
+from lightning_hybrid.runtime.spec import SizeRange, Stage
 from lightning_hybrid.runtime.steering import Steering
+from lightning_hybrid.runtime.step_sizes import StepSizes
 from lightning_hybrid.runtime.store import open_stores
 from lightning_hybrid.runtime.timing import timer_for
 
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_AUTO_GROWTH = 16
+"""How many of the loader's batches a step may hold at most with ``micro_batch_size="auto"``."""
 _SHARDED = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
 _STAGES: tuple[Stage, ...] = ("predict", "validate", "test")
 
@@ -52,6 +57,8 @@ class Attachment:
         cost: What samples cost, ``None`` when the user did not say.
         reuse: Which samples are equal, ``None`` when the user did not say.
         steering: The policies; by ``config`` alone where it is left out.
+        split_fn: Cuts batches, in place of what this package knows of them.
+        merge_fn: Makes one output of those of a batch's parts.
     """
 
     def __init__(
@@ -62,6 +69,8 @@ class Attachment:
         cost: CostOption | None = None,
         reuse: KeyOption | None = None,
         steering: Steering | None = None,
+        split_fn: SplitFunction | None = None,
+        merge_fn: MergeFunction | None = None,
     ) -> None:
         self.trainer, self.config = trainer, config
         mode = self._mode()  # may raise, on all ranks alike, so it comes before the first exchange
@@ -71,6 +80,7 @@ class Attachment:
         device = trainer.strategy.root_device
         self._shared = shared_in(trainer)
         self._sampler = self._shared.hold_sampler(trainer, config.device_period_s)
+        self.sizes = StepSizes(None, config)
         self.engine = Engine(
             config,
             replica=kwargs.get("rank", 0),
@@ -79,11 +89,13 @@ class Attachment:
             probe=self._sampler,
             new_timer=lambda: timer_for(device, config.in_flight_steps),
             mode=mode,
+            sizes=self.sizes,
             steering=steering,
         )
         self.outputs: dict[int, Outputs] = {}
         """What this rank holds of the outputs of each loader of predict."""
         self.arranger = Arranger(trainer, cost, reuse, config, self._say_once)
+        self.steps = Steps(trainer, config, self.sizes, split_fn=split_fn, merge_fn=merge_fn, say_once=self._say_once)
         self._streams = Streams(trainer, self.engine, self._say_once)
         self.links = Links(trainer, self.engine, depth)
         self.patches = Patches()
@@ -105,6 +117,7 @@ class Attachment:
         """Takes every hook out and ends the background threads; safe to call twice."""
         self.patches.undo()
         self.engine.close()
+        self.steps.forget()
         self._shared.has_epochs = lambda: False
         if not self._is_detached:
             self._is_detached = True
@@ -133,6 +146,7 @@ class Attachment:
             self._streams.forget()
             self.links.are_used = False
             self.indexed = set()
+            self.steps.collated = set()
             return loaders
 
         return request
@@ -171,7 +185,7 @@ class Attachment:
             elements = batch_elements(args) if epoch.counts_elements else None
             if self.config.count_flops and self.counted is None and not self.trainer.sanity_checking:
                 self.counted = count_step(self.trainer, lambda: original(*args, **kwargs)), epoch.next_size
-            return epoch.run_step(lambda: original(*args, **kwargs), self._may_recut, elements)
+            return epoch.run_step(lambda: self.steps.run(epoch, original, args, kwargs), self._may_recut, elements)
 
         return step
 
@@ -219,12 +233,16 @@ class Attachment:
 
     def _live(self, loader: DataLoader[Any], stage: Stage, loader_idx: int, deal: Deal) -> object:
         keeps_batches = reason_to_keep(loader, batch_dependent=self.config.batch_dependent) is not None
-        size = self.config.max_micro_batch_size or loader.batch_size
+        size = cell_size(loader, self.config)
+        is_auto = self.config.micro_batch_size == "auto"
+        most = self.config.max_micro_batch_size or (loader.batch_size if is_auto or size is None else size)
         plan = LoaderPlan(
             stage=stage,
             loader_idx=loader_idx,
             deal=deal,
-            max_size=None if keeps_batches else size,
+            max_size=None if keeps_batches else most,
+            cell_size=None if keeps_batches else size,
+            auto=None if keeps_batches else self._size_range(loader),
             arrange=lambda batches, exchange: self.arranger.arrange(
                 loader, batches, exchange, stage=stage, loader_idx=loader_idx
             ),
@@ -233,6 +251,8 @@ class Attachment:
         )
         if not live.batches_itself(loader):
             self.indexed.add(loader_idx)
+            if loader.collate_fn is default_collate:
+                self.steps.collated.add(loader_idx)
         length = live.num_batches(loader)
         limit = _compat.limit_of(self.trainer, stage)
         if length is None and (isinstance(limit, int) or limit == 1.0):
@@ -244,8 +264,16 @@ class Attachment:
             self.package,
             length,
             lambda make: LivePass(self.trainer, self.engine, loader, plan, sampler).batches(make),
+            guards=self.config.on_error == "skip",
         )
         return copy
+
+    def _size_range(self, loader: DataLoader[Any]) -> SizeRange | None:
+        unit = cell_size(loader, self.config) if self.config.micro_batch_size == "auto" else None
+        if unit is None or loader.batch_size is None:
+            return None
+        most = self.config.max_micro_batch_size or _AUTO_GROWTH * loader.batch_size
+        return SizeRange(unit, max(unit, min(most, loader.batch_size)), max(unit, most))
 
     def _may_recut(self, epoch: EpochRun, output: Any, size: int) -> bool:
         """Whether batches may be cut anew as far as this rank can tell from the model and its first output."""

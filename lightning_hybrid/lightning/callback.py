@@ -6,10 +6,11 @@ import logging
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_hybrid.core.config import (
     CommProbeOption,
+    ErrorOption,
     GatherOption,
     HybridConfig,
     IterableOption,
@@ -28,6 +29,7 @@ from lightning_hybrid.lightning.reporting import Reporter
 from lightning_hybrid.probes.model import model_info
 from lightning_hybrid.runtime.costs import CostOption
 from lightning_hybrid.runtime.keys import KeyOption
+from lightning_hybrid.runtime.microbatch import MergeFunction, SplitFunction
 from lightning_hybrid.runtime.steering import Steering
 
 if TYPE_CHECKING:
@@ -86,7 +88,16 @@ class HybridBalanceCallback(LastRun, Callback):
         reuse: In predict, which samples are equal, so that one is run and its row is given to all: one hashable key per
             dataset index, the name of a column or attribute, or a function of one sample. Prediction writers see the
             samples that are run.
-        max_micro_batch_size: Most samples of one step where lockstep cuts batches anew.
+        micro_batch_size: Samples of one step, whatever the loader's batches; outputs come back as the loader's batches.
+            ``"auto"``: each device runs as many as it runs fastest, up to ``max_micro_batch_size``, found while the
+            loop runs.
+        max_micro_batch_size: Most samples of one step where batches are cut anew.
+        on_error: ``"skip"``: a sample that cannot be read, or whose step raises, is left out, told in `failures`, and
+            the run goes on.
+        max_errors: Most samples that may be left out before the run ends.
+        split_fn: Samples ``start`` to ``stop`` of a batch, ``split_fn(batch, start, stop)``, where this package cannot
+            tell what belongs to each sample of a batch that has to be run in parts.
+        merge_fn: One output of those of the parts, ``merge_fn(outputs, sizes)``, where these have no rows.
         batch_dependent: ``True`` says that results depend on the whole batch, so that batches are never cut anew, for
             ``cost`` and ``reuse`` neither.
         comm_probe: What is measured of the links between ranks before the first step, once for a Trainer:
@@ -114,7 +125,12 @@ class HybridBalanceCallback(LastRun, Callback):
         target_throughput_per_s: float | None = None,
         cost: CostOption | None = None,
         reuse: KeyOption | None = None,
+        micro_batch_size: int | Literal["auto"] | None = None,
         max_micro_batch_size: int | None = None,
+        on_error: ErrorOption | None = None,
+        max_errors: int | None = None,
+        split_fn: SplitFunction | None = None,
+        merge_fn: MergeFunction | None = None,
         batch_dependent: bool | None = None,
         comm_probe: CommProbeOption | None = None,
         config: HybridConfig | None = None,
@@ -130,7 +146,10 @@ class HybridBalanceCallback(LastRun, Callback):
             "iterable": iterable,
             "policy": policy if policy is None or isinstance(policy, str) else _name_of(policy),
             "target_throughput_per_s": target_throughput_per_s,
+            "micro_batch_size": micro_batch_size,
             "max_micro_batch_size": max_micro_batch_size,
+            "on_error": on_error,
+            "max_errors": max_errors,
             "batch_dependent": batch_dependent,
             "comm_probe": comm_probe,
         }
@@ -141,6 +160,10 @@ class HybridBalanceCallback(LastRun, Callback):
             policy_named(self.config.policy)  # an unknown name is an error now, not in the run
         self._history = History(self.config)
         self._cost, self._reuse = _checked("cost", cost), _checked("reuse", reuse)
+        for name, function in (("split_fn", split_fn), ("merge_fn", merge_fn)):
+            if function is not None and not callable(function):
+                raise ConfigError(name, function, "be a function")
+        self._split_fn, self._merge_fn = split_fn, merge_fn
         self._attachment: Attachment | None = None
         self._reporter: Reporter | None = None
         self._reporter_trainer: weakref.ref[Trainer] | None = None
@@ -170,7 +193,15 @@ class HybridBalanceCallback(LastRun, Callback):
             return
         self._detach()
         steering = Steering(self.config, self._policy, history=self._history)
-        self._attachment = Attachment(trainer, self.config, cost=self._cost, reuse=self._reuse, steering=steering)
+        self._attachment = Attachment(
+            trainer,
+            self.config,
+            cost=self._cost,
+            reuse=self._reuse,
+            steering=steering,
+            split_fn=self._split_fn,
+            merge_fn=self._merge_fn,
+        )
         _ATTACHED[trainer] = weakref.ref(self)
         if trainer.is_global_zero:
             if self._reporter is None or self._reporter_trainer is None or self._reporter_trainer() is not trainer:

@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.failures import SampleFailure
 from lightning_hybrid.core.plan import Arrangement
 from lightning_hybrid.core.recording import KeptSteps
 from lightning_hybrid.core.state import ReplicaRecord
@@ -26,28 +27,30 @@ def conclude(epoch: EpochRun, logs: dict[str, Logged], pack: Pack | None = None)
     """Exchanges final records, works and logged numbers, and the first of the outputs; each replica counts once."""
     record, stream = epoch.figures.own_record(), epoch.spec.stream
     read = None if stream is None else stream.summary()
-    works = [(work.start, work.stop) for work in epoch.done]
-    mine = (record.to_json(), works, logs, read, epoch.recorder.kept(), None if pack is None else pack.head)
+    works = [(work.start, work.stop) for work in (*epoch.done, *epoch.losses.works)]
+    head, failures = None if pack is None else pack.head, epoch.losses.failures
+    mine = (record.to_json(), works, logs, read, epoch.recorder.kept(), head, failures)
     everyone: list[Any] = [mine]
     if epoch.is_balanced:
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
-    by_replica: dict[int, tuple[ReplicaRecord, Any, Any, KeptSteps]] = {}
+    by_replica: dict[int, tuple[ReplicaRecord, Any, Any, KeptSteps, list[SampleFailure]]] = {}
     if read is not None and not are_alike([entry[3] for entry in everyone]) and dist.get_rank() == 0:
         _log.warning(
             "the first batch of the stream of loader %d does not look alike on all ranks; with iterable='claim' each"
             " batch is run by one of them, so all must read the same samples in the same order",
             epoch.spec.loader_idx,
         )
-    for rank, (text, theirs, numbers, _, kept, _) in enumerate(everyone):
+    for rank, (text, theirs, numbers, _, kept, _, lost) in enumerate(everyone):
         other = ReplicaRecord.from_json(text)
         if other.replica not in by_replica:
-            by_replica[other.replica] = other, theirs, numbers, kept
+            by_replica[other.replica] = other, theirs, numbers, kept, lost
             epoch.figures.leaders.append(rank)
     if pack is not None:
         pack.heads = [entry[5] for entry in everyone]
     ordered = [by_replica[replica] for replica in sorted(by_replica)]
     plan = epoch.figures.conclude([entry[0] for entry in ordered], [entry[1] for entry in ordered])
+    epoch.figures.failures = [failure for entry in ordered for failure in entry[4]]
     epoch.take_stock()
     if epoch.is_balanced:
         plan.validate(epoch.spec.grid.num_samples)
@@ -66,9 +69,12 @@ class Pack:
 
     def __init__(self, epoch: EpochRun, predictions: list[Any], config: HybridConfig) -> None:
         self._epoch, self._predictions = epoch, predictions
-        self._mine = [
-            Piece(work.start, work.stop, plain(output)) for work, output in zip(epoch.done, predictions, strict=True)
-        ]
+        losses = epoch.losses
+        run = [(work, plain(output)) for work, output in zip(epoch.done, predictions, strict=True)]
+        lost = [(work, None) for work in losses.works]
+        self._mine = [Piece(work.start, work.stop, output, losses.absent(work)) for work, output in (*run, *lost)]
+        if lost and not epoch.is_balanced:
+            self._mine.sort(key=lambda piece: piece.start)
         self._parcel: Parcel | None = None
         self.heads: list[tuple[int, Chunk]] = []
         """What every rank has sent first."""
@@ -90,7 +96,7 @@ class Pack:
         arrangement = spec.arrangement or Arrangement(batches=spec.grid)
         if self._parcel is not None:
             held = self._parcel.exchange(self.heads, self._epoch.figures.leaders)
-        elif not self._epoch.is_balanced and arrangement.slots is not None:
+        elif not self._epoch.is_balanced and arrangement.is_cut_anew(spec.grid):
             held = self._mine
         if held is None:
             outputs = Outputs(grid=spec.grid, pieces=self._mine, arrangement=arrangement)

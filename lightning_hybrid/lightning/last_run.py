@@ -11,6 +11,7 @@ import torch.distributed as dist
 from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import ResultsError
+from lightning_hybrid.core.failures import SampleFailure
 from lightning_hybrid.core.plan import Grid, Plan
 from lightning_hybrid.core.run_state import state_of_run
 from lightning_hybrid.core.state import BalanceSnapshot
@@ -32,6 +33,7 @@ class LastRun:
         self._plans: list[Plan] = []
         self._grids: list[Grid] = []
         self._recordings: list[Recording] = []
+        self._failures: list[SampleFailure] = []
         self._communication: CommunicationState | None = None
         self._system_state: SystemState | None = None
 
@@ -82,6 +84,11 @@ class LastRun:
         return self._system_state
 
     @property
+    def failures(self) -> tuple[SampleFailure, ...]:
+        """The samples that the last run left out (``on_error="skip"``), of all replicas, loader by loader."""
+        return tuple(self._failures)
+
+    @property
     def communication(self) -> CommunicationState | None:
         """How fast ranks reach each other, as last measured; ``None`` before, and where it is not (`comm_probe`)."""
         return self._communication
@@ -130,5 +137,6 @@ class LastRun:
         planned = [(epoch.figures.plan, epoch.spec.grid) for epoch in epochs if epoch.figures.plan is not None]
         if planned:
             self._plans, self._grids = [plan for plan, _ in planned], [grid for _, grid in planned]
+        self._failures = [failure for epoch in epochs for failure in epoch.figures.failures]
         recordings = [epoch.figures.recording for epoch in epochs]
         self._recordings = [recording for recording in recordings if recording is not None] or self._recordings

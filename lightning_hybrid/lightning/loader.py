@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.lightning import _compat
+from lightning_hybrid.runtime.guarded import guarded
 
 Iterate = Callable[[Callable[[], Iterator[Any]]], Iterator[Any]]
 """Makes the loop's iterator from a function that makes the loader's own."""
@@ -146,14 +147,22 @@ def _nothing() -> Any:
 
 @functools.cache
 def _live_class(cls: Any) -> Any:
+    def make_inner(self: Any) -> Iterator[Any]:
+        if not self._hybrid_guards:
+            return iter(cls.__iter__(self))
+        with guarded(self):
+            return iter(cls.__iter__(self))
+
     def iterate(self: Any) -> Iterator[Any]:
-        iterator: Iterator[Any] = self._hybrid_iterate(lambda: iter(cls.__iter__(self)))
+        iterator: Iterator[Any] = self._hybrid_iterate(lambda: make_inner(self))
         return iterator
 
     return type(f"Hybrid{cls.__name__}", (cls,), {"__iter__": iterate, "__module__": cls.__module__})
 
 
-def live_copy(loader: DataLoader[Any], package: ModuleType, length: int | None, iterate: Iterate) -> tuple[Any, Any]:
+def live_copy(
+    loader: DataLoader[Any], package: ModuleType, length: int | None, iterate: Iterate, *, guards: bool = False
+) -> tuple[Any, Any]:
     """A copy of ``loader`` that asks a new sampler for indices, and that sampler.
 
     Args:
@@ -161,6 +170,7 @@ def live_copy(loader: DataLoader[Any], package: ModuleType, length: int | None, 
         package: The Trainer's package.
         length: What ``len`` of the copy is; ``None`` when it is not known.
         iterate: Makes the iterator of each pass.
+        guards: Whether the loader's own iterator gives `Loaded`, which leaves out samples that cannot be loaded.
     """
     live = copy.copy(loader)
     single = batches_itself(loader)
@@ -172,6 +182,7 @@ def live_copy(loader: DataLoader[Any], package: ModuleType, length: int | None, 
         "_iterator": None,
         "in_order": True,
         "_hybrid_iterate": iterate,
+        "_hybrid_guards": guards,
     }.items():
         # past the guard of DataLoader.__setattr__, which is there for users
         object.__setattr__(live, name, value)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 _NO_CELLS: Offsets = np.zeros(1, dtype=np.int64)
+_CELLS_PER_BATCH = 4
 _NORMS = (torch.nn.modules.batchnorm._NormBase,)
 
 
@@ -105,20 +106,24 @@ class Arranger:
             ConfigError: a key cannot be had; names the index.
             PlanError: ranks hold different costs or keys.
         """
-        if (self._cost is None and self._reuse is None) or not batches.num_samples:
+        is_plain = self._cost is None and self._reuse is None and self._config.micro_batch_size is None
+        if is_plain or not batches.num_samples:
             return Arranged.as_it_is(batches)
         which = f"loader {loader_idx} of {stage}"
         kept_because = self._reason_to_keep(loader, stage)
+        size = cell_size(loader, self._config)
+        if size is not None and kept_because is not None:
+            self._say(f"{which} is run in its own batches although micro_batch_size= is given, because {kept_because}")
+            size = None
         firsts = self._firsts(loader.dataset, batches, exchange, which, stage=stage, kept_because=kept_because)
         distinct = None if firsts is None else np.unique(firsts)
         order = batches.order if distinct is None else batches.order_at(distinct)
         costs = self._costs(loader.dataset, order, exchange, (stage, loader_idx))
         by = self._to_order_by(costs, which, kept_because)
-        if firsts is None and by is None:
+        if firsts is None and by is None and size is None:
             arranged = Arranged.as_it_is(batches)
         else:
-            assert loader.batch_size is not None  # it has cut the batches
-            grid, arrangement = arrange(batches, loader.batch_size, firsts=firsts, costs=by)
+            grid, arrangement = arrange(batches, size or loader.batch_size, firsts=firsts, costs=by)
             arranged = Arranged(grid=grid, arrangement=arrangement)
         arranged = replace(arranged, costs=None if costs is None else _of_cells(costs, arranged, distinct))
         exchange.compare("arrangement", arranged.digest)
@@ -127,7 +132,7 @@ class Arranger:
     def check(self, epoch: EpochRun) -> None:
         """Tells at the first step of a pass where its batches should not have been cut anew."""
         arrangement = epoch.spec.arrangement
-        is_cut_anew = arrangement is not None and arrangement.slots is not None
+        is_cut_anew = arrangement is not None and arrangement.is_cut_anew(epoch.spec.grid)
         if is_cut_anew and has_training_norm(self._trainer.lightning_module):
             self._say(
                 f"loader {epoch.spec.loader_idx} of {epoch.spec.stage} is run in batches cut anew although a norm layer"
@@ -217,6 +222,16 @@ def _of_cells(costs: Costs, arranged: Arranged, distinct: Offsets | None) -> Cos
     if slots is not None:
         costs = costs.take(np.argsort(slots if distinct is None else slots[distinct]))
     return costs.of_cells(arranged.grid.offsets)
+
+
+def cell_size(loader: DataLoader[Any], config: HybridConfig) -> int | None:
+    """Samples of a cell where ``micro_batch_size`` says so; ``None``: as many as a batch of the loader's.
+
+    With ``auto`` cells are small, and every replica finds out how many of them to run in one step.
+    """
+    if config.micro_batch_size == "auto":
+        return max(1, (loader.batch_size or 1) // _CELLS_PER_BATCH)
+    return config.micro_batch_size
 
 
 def reason_to_keep(loader: DataLoader[Any], *, batch_dependent: bool | None) -> str | None:

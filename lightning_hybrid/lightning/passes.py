@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from torch.utils.data import DataLoader
 
 from lightning_hybrid.core.plan import Grid
@@ -16,9 +17,10 @@ from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.agreement import Exchange, NoExchange, StoreExchange, agree_on_grid, tell_the_others
 from lightning_hybrid.lightning.ghost import run_ghost
 from lightning_hybrid.lightning.ordering import Arranged
-from lightning_hybrid.runtime.loader import WorkFeed, WorkIterator
+from lightning_hybrid.runtime.guarded import Loaded
+from lightning_hybrid.runtime.loader import NOTHING, WorkFeed, WorkIterator
 from lightning_hybrid.runtime.lockstep import ghost_work
-from lightning_hybrid.runtime.spec import EpochSpec, Stage
+from lightning_hybrid.runtime.spec import EpochSpec, SizeRange, Stage
 from lightning_hybrid.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -41,6 +43,10 @@ class LoaderPlan:
     deal: Deal
     max_size: int | None
     """Most samples of a re-cut step, ``None`` where the user's batches stay as they are."""
+    cell_size: int | None
+    """Samples of a cell where the grid is cut anew, ``None`` where the user's batches are its cells."""
+    auto: SizeRange | None
+    """Between which sizes of a step the fastest is searched, ``None``: each cell is a step."""
     arrange: Arrange
     read_ahead: int = 0
     """How many batches the loop asks for before it runs the step of the first."""
@@ -82,10 +88,27 @@ class LivePass:
         """Whether a loaded work may be run; its indices become those of the rank's next batch."""
         if not self._opened.begin(work):
             return False
-        if not work.ghost:
-            self._has_run = True
-            self._sampler.seen_batch_indices.append(self._grid.indices(work.start, work.stop))
+        self._has_run = self._has_run or not work.ghost
         return True
+
+    def unpack(self, work: Work, loaded: Any) -> Any:
+        """The batch of a work that is about to be run; `NOTHING` where none of its samples could be loaded."""
+        epoch = self._opened
+        batch = loaded
+        if isinstance(loaded, Loaded):
+            batch = loaded.batch
+            for failure in () if work.ghost else loaded.failures:
+                epoch.leave_out(work.start + failure.place, failure.where, failure.error)
+            if len(loaded.failures) == loaded.size:
+                epoch.give_up(work)
+                return NOTHING
+        if not work.ghost:
+            kept = epoch.losses.kept(work)
+            indices = self._grid.indices(work.start, work.stop)
+            if len(kept) < work.size:
+                indices = [indices[position - work.start] for position in kept]
+            self._sampler.seen_batch_indices.append(indices)
+        return batch
 
     def note_wait(self, seconds: float) -> None:
         """The loop waited this long for a batch."""
@@ -158,7 +181,13 @@ class LivePass:
             max_size=self._plan.max_size,
             probe_rounds=2 if _compat.in_fit(self._trainer) else 1,
             read_ahead=self._plan.read_ahead,
+            auto=self._auto(arranged.grid),
         )
+
+    def _auto(self, grid: Grid) -> SizeRange | None:
+        auto = self._plan.auto
+        is_cut = auto is not None and grid.num_cells > 0 and int(np.diff(grid.offsets).max()) <= auto.unit
+        return auto if is_cut and not self._trainer.sanity_checking and self._plan.deal != "rotate" else None
 
     def _static_works(self, grid: Grid) -> list[Work]:
         if self._plan.deal == "own":
@@ -179,8 +208,11 @@ def steps_at_most(cells: int, plan: LoaderPlan, loader: DataLoader[Any], num_rep
     """The most steps that one rank may take for ``cells`` batches of all ranks."""
     if plan.deal == "rotate":
         return -(-cells // num_replicas)
-    if plan.deal == "balance" and plan.max_size and loader.batch_size and plan.max_size < loader.batch_size:
-        return cells * loader.batch_size  # batches cut into single samples
+    batch_size, is_balanced = loader.batch_size, plan.deal == "balance"
+    if is_balanced and plan.max_size and batch_size and plan.max_size < batch_size:
+        return cells * batch_size  # batches cut into single samples
+    if plan.cell_size is not None and batch_size and plan.cell_size < batch_size:
+        return cells * -(-batch_size // plan.cell_size)
     return cells
 
 

@@ -165,6 +165,10 @@ class StreamPass:
         self._has_run = self._has_run or not work.ghost
         return True
 
+    def unpack(self, work: Work, loaded: Any) -> Any:
+        """The batch as it was read."""
+        return loaded
+
     def note_wait(self, seconds: float) -> None:
         """The loop waited this long for a batch."""
         self._opened.note_wait(seconds)

@@ -93,26 +93,41 @@ def assembled(grid: Grid, arrangement: Arrangement, pieces: Iterable[Piece]) -> 
         ResultsError: pieces that were cut out of batches have no rows.
     """
     ordered = sorted(pieces, key=lambda piece: piece.start)
+    _check_cover(ordered, grid.num_samples)
+    is_cut_anew = arrangement.is_cut_anew(grid)
+    if is_cut_anew and not all(piece.output is None or has_rows(piece.output, piece.num_rows) for piece in ordered):
+        return Outputs(grid=grid, pieces=ordered, arrangement=arrangement)
     if arrangement.slots is None:
-        entries, ragged = into_batches(grid, ordered)
+        entries, ragged = into_batches(arrangement.batches, ordered)
     else:
-        _check_cover(ordered, grid.num_samples)
-        if not all(piece.output is None or has_rows(piece.output, piece.stop - piece.start) for piece in ordered):
-            return Outputs(grid=grid, pieces=ordered, arrangement=arrangement)
         entries, ragged = _rearranged(arrangement, ordered)
     batches = arrangement.batches
+    absent = frozenset(position for piece in ordered for position in piece.absent)
     return Outputs(
         grid=batches,
         # the pieces are let go: the rows of the entries are all that is needed of them
-        pieces=[Piece(*batches.span(cell), entry) for cell, entry in enumerate(entries)],
+        pieces=[
+            Piece(*batches.span(cell), entry, _absent_of(batches.span(cell), arrangement, absent))
+            for cell, entry in enumerate(entries)
+        ],
         form="batches",
         arrangement=arrangement,
         ragged=frozenset(ragged),
     )
 
 
+def _absent_of(span: tuple[int, int], arrangement: Arrangement, absent: frozenset[int]) -> tuple[int, ...]:
+    """Positions of a batch whose samples could not be run."""
+    if not absent:
+        return ()
+    slots = arrangement.slots_at(*span).tolist()
+    return tuple(position for position, slot in zip(range(*span), slots, strict=True) if slot in absent)
+
+
 def into_batches(grid: Grid, pieces: Iterable[Piece]) -> tuple[list[Any], tuple[int, ...]]:
     """One output per cell of ``grid``, from pieces that were cut elsewhere; and the numbers of the ragged ones.
+
+    Samples that could not be run have no row; a cell of which none could has ``None``.
 
     Raises:
         PlanError: the pieces do not hold every position once.
@@ -132,18 +147,23 @@ def into_batches(grid: Grid, pieces: Iterable[Piece]) -> tuple[list[Any], tuple[
         parts = []
         while start < stop:
             end = min(stop, ordered[at].stop)
-            parts.append(_cut(ordered[at], start, end))
+            parts += [_cut(piece, start, end) for piece in ordered[at].present() if _overlap(piece, start, end)]
             at += end == ordered[at].stop
             start = end
-        batch, is_ragged = _joined(parts)
+        batch, is_ragged = _joined(parts) if parts else (None, False)
         batches.append(batch)
         if is_ragged:
             ragged.append(cell)
     return batches, tuple(ragged)
 
 
+def _overlap(piece: Piece, start: int, stop: int) -> bool:
+    return piece.start < stop and start < piece.stop
+
+
 def _cut(piece: Piece, start: int, stop: int) -> Any:
-    if not has_rows(piece.output, piece.stop - piece.start):
+    start, stop = max(start, piece.start), min(stop, piece.stop)
+    if not has_rows(piece.output, piece.num_rows):
         raise ResultsError(
             f"the output for samples {piece.start} to {piece.stop - 1} cannot be put back into the loader's"
             " batches, because it has not one row per sample; use HybridBalanceCallback(batch_dependent=True)"
@@ -159,20 +179,21 @@ def _joined(parts: Sequence[Any]) -> tuple[Any, bool]:
 
 
 def into_rows(pieces: Sequence[Piece], ragged: Container[int] = ()) -> list[Any]:
-    """One result per sample, piece by piece; the outputs of the pieces numbered in ``ragged`` are lists of rows.
+    """One result per sample, piece by piece, ``None`` for a sample that could not be run.
+
+    The outputs of the pieces numbered in ``ragged`` are lists of rows.
 
     Raises:
         ResultsError: an output does not have the samples as its first dimension.
     """
     rows: list[Any] = []
     for number, piece in enumerate(pieces):
-        size = piece.stop - piece.start
         if piece.output is None:
-            rows += [None] * size
+            rows += [None] * (piece.stop - piece.start)
         elif number in ragged:
-            rows += piece.output
-        elif has_rows(piece.output, size):
-            rows += [row_of(piece.output, i) for i in range(size)]
+            rows += _with_absent(piece, piece.output)
+        elif has_rows(piece.output, piece.num_rows):
+            rows += _with_absent(piece, [row_of(piece.output, i) for i in range(piece.num_rows)])
         else:
             raise ResultsError(
                 f"the output for samples {piece.start} to {piece.stop - 1} of the run is a"
@@ -181,18 +202,32 @@ def into_rows(pieces: Sequence[Piece], ragged: Container[int] = ()) -> list[Any]
     return rows
 
 
+def _with_absent(piece: Piece, present: list[Any]) -> list[Any]:
+    """The rows of a piece, with ``None`` at the places of the absent samples."""
+    if not piece.absent:
+        return present
+    rows, absent = iter(present), frozenset(piece.absent)
+    return [None if position in absent else next(rows) for position in range(piece.start, piece.stop)]
+
+
 def _rearranged(arrangement: Arrangement, ordered: Sequence[Piece]) -> tuple[list[Any], tuple[int, ...]]:
     """The user's batches, each row of which may lie in another piece, and the numbers of those that are ragged."""
-    starts = np.asarray([piece.start for piece in ordered], dtype=np.int64)
-    forms = [row_form(piece.output) for piece in ordered]
+    parts = [part for piece in ordered for part in piece.present()]
+    starts, stops = (np.asarray([getattr(part, name) for part in parts], dtype=np.int64) for name in ("start", "stop"))
+    forms = [row_form(part.output) for part in parts]
     batches: list[Any] = []
     ragged = []
     with torch.inference_mode(False):
         for cell in range(arrangement.batches.num_cells):
             slots = arrangement.slots_at(*arrangement.batches.span(cell))
             numbers = np.searchsorted(starts, slots, side="right") - 1
+            is_present = (numbers >= 0) & (slots < stops[numbers]) if len(parts) else np.zeros(len(slots), dtype=bool)
+            slots, numbers = slots[is_present], numbers[is_present]
+            if not len(slots):
+                batches.append(None)
+                continue
             rows = (slots - starts[numbers]).tolist()
-            outputs = [ordered[number].output for number in numbers.tolist()]
+            outputs = [parts[number].output for number in numbers.tolist()]
             if len({forms[number] for number in numbers.tolist()}) == 1:
                 batches.append(None if outputs[0] is None else pick_rows(outputs, rows))
             else:

@@ -19,7 +19,7 @@ from lightning_hybrid.runtime.sharedqueue import SharedQueue
 from lightning_hybrid.runtime.spec import EpochSpec
 from lightning_hybrid.runtime.steering import Steering
 from lightning_hybrid.runtime.stream import StreamQueue, StreamRounds
-from lightning_hybrid.runtime.work import Dealer, Work
+from lightning_hybrid.runtime.work import Dealer, Sizer, Work
 
 
 def first_cells(spec: EpochSpec, num_replicas: int) -> Span:
@@ -69,6 +69,7 @@ def new_dealer(
     steering: Steering,
     *,
     released: Callable[[], bool],
+    sizer: Sizer | None = None,
 ) -> Dealer:
     """The dealer of ``mode`` for everything behind the first steps.
 
@@ -80,6 +81,7 @@ def new_dealer(
         config: All settings.
         steering: Names the policy that the epoch begins with.
         released: Whether cells of the queue may be reserved yet.
+        sizer: Decides how many cells of the queue are run as one step.
     """
     world = board.view.world
     if spec.stream is not None:
@@ -101,6 +103,7 @@ def new_dealer(
         prefetch=spec.prime_calls > 0,
         released=released,
         dealt=range(*first_cells(spec, world)),
+        sizer=sizer,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lightning_hybrid.core.failures import SampleFailure
 from lightning_hybrid.core.plan import Plan, PlannedCell
 from lightning_hybrid.core.state import BalanceSnapshot, Mode, ReplicaRecord
 from lightning_hybrid.runtime.board import Board
@@ -26,6 +27,8 @@ class EpochFigures:
         self._replica, self._board = replica, board
         self.records: list[ReplicaRecord] | None = None
         """All replicas' final records, once they were exchanged."""
+        self.failures: list[SampleFailure] = []
+        """Samples that any replica has left out, once that was exchanged."""
         self.plan: Plan | None = None
         """Who ran what, once it was exchanged."""
         self.leaders: list[int] = []

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from lightning_hybrid.core.errors import PlanError
 from lightning_hybrid.runtime.work import Exhausted, Work
 
+NOTHING = object()
+"""In place of a batch: none of its samples could be loaded."""
+
 
 class WorkSource(Protocol):
     """Who gives works and runs them; see `lightning_hybrid.epoch.EpochRun`."""
@@ -20,6 +23,10 @@ class WorkSource(Protocol):
 
     def begin(self, work: Work) -> bool:
         """Whether a loaded work may be run."""
+        ...
+
+    def unpack(self, work: Work, loaded: Any) -> Any:
+        """The batch of a work that has begun, from what the loader gave; `NOTHING` where there is none to run."""
         ...
 
     def note_wait(self, seconds: float) -> None:
@@ -133,6 +140,9 @@ class WorkIterator:
             batch = self._next_loaded()
             work = self._feed.loaded()
             if work.spare or not self._source.begin(work):
+                continue
+            batch = self._source.unpack(work, batch)
+            if batch is NOTHING:
                 continue
             if not work.ghost:
                 return batch

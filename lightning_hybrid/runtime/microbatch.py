@@ -43,10 +43,14 @@ def split(batch: Any, sizes: Sequence[int], *, is_collated: bool = False) -> lis
     Raises:
         BatchError: names the part of the batch that has not one entry per sample, or may have them or not.
     """
-    total = sum(sizes)
-    cut = _cut_of(batch, total, "batch", is_collated=is_collated)
+    cut = cutter(batch, sum(sizes), is_collated=is_collated)
     stops = np.cumsum(sizes).tolist()
     return [cut(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+
+
+def cutter(batch: Any, size: int, *, is_collated: bool = False) -> Callable[[int, int], Any]:
+    """A function that gives samples ``start`` to ``stop`` of a batch of ``size``; see `split`."""
+    return _cut_of(batch, size, "batch", is_collated=is_collated)
 
 
 def merge(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:

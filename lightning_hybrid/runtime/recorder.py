@@ -55,6 +55,8 @@ class StepRecorder:
         self._start_s: float | None = None
         self._busy_s = self._wait_s = self._overhead_s = self._collective_s = 0.0
         self._final: ReplicaRecord | None = None
+        self.observer: Callable[[Work, float, int | None], None] | None = None
+        """Told of every step that has finished: its work, its seconds, and how many elements its batch had."""
         self.own_time = _OwnTime(self)
         """Counts what happens inside ``with own_time`` as overhead, without the waiting for others."""
 
@@ -101,6 +103,8 @@ class StepRecorder:
             self.steps += 1
             self._busy_s += seconds
             self._tally.add(work, StepShape(self.steps, work.size, elements, seconds), first_of_shape=first_of_shape)
+            if self.observer is not None:
+                self.observer(work, seconds, elements)
             yield work
 
     def kept(self) -> KeptSteps:
@@ -108,7 +112,12 @@ class StepRecorder:
         return self._log.kept(self._replica, self._tally.known_cost)
 
     def record(
-        self, *, cells_stolen: int = 0, times_collectives: bool = False, finished: bool = False
+        self,
+        *,
+        cells_stolen: int = 0,
+        failed_samples: int = 0,
+        times_collectives: bool = False,
+        finished: bool = False,
     ) -> ReplicaRecord:
         """All of it as of now, from any thread; the wall clock stops with the first record that is ``finished``.
 
@@ -138,6 +147,7 @@ class StepRecorder:
             cost_version=tally.cost_version,
             newest_steps=tally.newest,
             cells_stolen=cells_stolen,
+            failed_samples=failed_samples,
             finished=finished,
         )
         if finished:

@@ -15,11 +15,37 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The output of one step over positions ``start`` to ``stop`` of the grid."""
+    """The output of one step over positions ``start`` to ``stop`` of the grid.
+
+    The samples at the positions ``absent`` could not be run, and have no row in ``output``.
+    """
 
     start: int
     stop: int
     output: Any
+    absent: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Samples that were run."""
+        return self.stop - self.start - len(self.absent)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether none of its samples could be run."""
+        return bool(self.absent) and self.num_rows == 0
+
+    def present(self) -> list[Piece]:
+        """The parts between the absent samples; itself where none is absent, or where the output has no rows."""
+        if not self.absent or not (self.is_lost or has_rows(self.output, self.num_rows)):
+            return [self]
+        parts, row = [], 0
+        for start, stop in zip((self.start - 1, *self.absent), (*self.absent, self.stop), strict=True):
+            size = stop - start - 1
+            if size:
+                parts.append(Piece(start + 1, stop, take_rows(self.output, row, row + size)))
+                row += size
+        return parts
 
 
 def map_tensors(output: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -158,7 +184,7 @@ def gather_pieces(pieces: Sequence[Piece], *, to_all: bool, chunk_bytes: int) ->
     return parcel.exchange(_exchanged(parcel.head))
 
 
-Chunk = list[tuple[int, int, bytes]]
+Chunk = list[tuple[int, int, tuple[int, ...], bytes]]
 
 
 class Parcel:
@@ -194,7 +220,7 @@ class Parcel:
         if not receives:
             return None
         parts = [part for parts in rounds for rank, part in enumerate(parts) if rank in counts]
-        return [Piece(start, stop, pickle.loads(data)) for part in parts for start, stop, data in part]
+        return [Piece(start, stop, pickle.loads(data), absent) for part in parts for start, stop, absent, data in part]
 
 
 def _exchanged(mine: Any) -> list[Any]:
@@ -241,7 +267,7 @@ def _chunks(pieces: Sequence[Piece], chunk_bytes: int) -> Iterator[Chunk]:
         if chunk and size + len(data) > chunk_bytes:
             yield chunk
             chunk, size = [], 0
-        chunk.append((piece.start, piece.stop, data))
+        chunk.append((piece.start, piece.stop, piece.absent, data))
         size += len(data)
     if chunk:
         yield chunk

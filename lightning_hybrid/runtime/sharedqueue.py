@@ -7,12 +7,14 @@ Keys below the epoch's prefix: ``queue/<version>`` is the counter of unclaimed c
 thieves take; ``version`` the newest plan version, ``version/<n>`` that version and ``version/<n>/owner`` who makes it;
 ``range/<owner>/<version>.share`` is what a replica owns from the start of a version; ``replica/<r>`` what replica ``r``
 publishes; ``orphan/<cell>/<attempt>`` who swept a lost cell; ``block/<n>`` a block of rounds in lockstep mode;
-``alarm`` and ``alarm/reason`` that and why the run must end.
+``alarm`` and ``alarm/reason`` that and why the run must end, and ``alarm/seen`` how many replicas know it.
 """
 
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,10 +103,18 @@ class SharedQueue:
         """
         replicas = range(self._num_replicas) if replicas is None else replicas
         *peers, flag, version = self.store.get_many([*(f"replica/{r}" for r in replicas), "alarm", "version"])
-        self.alarm = None if flag in (None, QUIET) else read_alarm(self.store)
+        before, self.alarm = self.alarm, None if flag in (None, QUIET) else read_alarm(self.store)
+        if before is None and self.alarm is not None:
+            self.store.add("alarm/seen", 1)
         published = {r: Published.from_bytes(data) if data else None for r, data in zip(replicas, peers, strict=True)}
         return published, int(version or 0)
 
     def raise_alarm(self, alarm: Alarm) -> None:
         """Tells every replica to end the run; the first reason given counts."""
         self.alarm = raise_alarm(self.store, alarm)
+
+    def await_seen(self, patience_s: float) -> None:
+        """Waits until all other replicas have seen the alarm, but not longer than ``patience_s``."""
+        until_s, pause = time.monotonic() + patience_s, threading.Event()
+        while self.store.add("alarm/seen", 0) < self._num_replicas - 1 and time.monotonic() < until_s:
+            pause.wait(0.02)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,14 @@ from lightning_hybrid.runtime.work import Work
 Stage = Literal["predict", "validate", "test"]
 
 
+class SizeRange(NamedTuple):
+    """Samples of a step: of the smallest, of the first, and of the largest."""
+
+    unit: int
+    start: int
+    most: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochSpec:
     """What one pass over one loader is.
@@ -26,7 +34,8 @@ class EpochSpec:
     how many steps every replica takes before it is decided whether the user's step issues collectives, and
     ``read_ahead`` how many batches the loop asks for before it runs the step of the first. ``arrangement`` tells how
     the user's batches lie in ``grid``, ``None`` where they are its cells; ``costs`` are those of the cells of ``grid``.
-    ``stream`` tells how far a stream was read; then ``grid`` is an `EndlessGrid` until that is all of it.
+    ``stream`` tells how far a stream was read; then ``grid`` is an `EndlessGrid` until that is all of it. ``auto`` tells
+    between which sizes the fastest is searched, ``None``: each cell is a step.
     """
 
     stage: Stage
@@ -40,6 +49,7 @@ class EpochSpec:
     arrangement: Arrangement | None = None
     costs: Costs | None = None
     stream: Reading | None = None
+    auto: SizeRange | None = None
 
     @property
     def cell_costs(self) -> Costs:

@@ -18,6 +18,7 @@ CHOICES = {
     "gather": "be one of 'all', 'rank_zero', 'none'",
     "iterable": "be one of 'stock', 'claim', 'sharded'",
     "comm_probe": "be one of 'quick', 'full', 'off'",
+    "on_error": "be one of 'raise', 'skip'",
 }
 BOOLEANS = {
     "enabled": "be of type bool",
@@ -27,7 +28,10 @@ BOOLEANS = {
 }
 TEXTS = {"policy": "be of type str"}
 WHOLE = {
+    "micro_batch_size": "be of type None or int or 'auto'",
     "max_micro_batch_size": "be of type None or int",
+    "max_errors": "be of type None or int",
+    "memory_limit_bytes": "be of type None or int",
     "speed_window_steps": "be of type int",
     "look_replicas": "be of type int",
     "in_flight_steps": "be of type int",
@@ -40,6 +44,7 @@ WHOLE = {
     "recent_schedules": "be of type int",
 }
 NUMBERS = {
+    "memory_safety_frac": "be of type float",
     "memory_weight": "be of type float",
     "compute_weight": "be of type float",
     "network_weight": "be of type float",
@@ -69,13 +74,22 @@ NUMBERS = {
     "endgame_poll_s": "be of type float",
     "stream_ahead_s": "be of type float",
     "claim_deadline_s": "be of type float",
+    "alarm_grace_s": "be of type float",
     "lease_s": "be of type None or float",
     "speed_change_frac": "be of type float",
     "device_period_s": "be of type float",
     "comm_probe_patience_s": "be of type float",
     "straggler_threshold_frac": "be of type float",
 }
-OPTIONAL = {"batch_dependent", "max_micro_batch_size", "target_throughput_per_s", "lease_s"}
+OPTIONAL = {
+    "batch_dependent",
+    "lease_s",
+    "max_errors",
+    "max_micro_batch_size",
+    "memory_limit_bytes",
+    "micro_batch_size",
+    "target_throughput_per_s",
+}
 
 AT_LEAST_ONE = "be at least 1 and finite"
 NOT_NEGATIVE = "be at least 0 and finite"
@@ -109,6 +123,10 @@ RANGES = {
     "trimmed_schedules": (AT_LEAST_ONE, [1, 100], [0, -1]),
     "recorded_steps": (NOT_NEGATIVE, [0, 1, 10**6], [-1]),
     "recent_schedules": (AT_LEAST_ONE, [1, 100], [0, -1]),
+    "micro_batch_size": (AT_LEAST_ONE, [1, 10**6], [0, -1]),
+    "max_errors": (NOT_NEGATIVE, [0, 10**6], [-1]),
+    "memory_limit_bytes": (AT_LEAST_ONE, [1, 2**40], [0, -1]),
+    "memory_safety_frac": ("be positive and at most 1 and finite", [1e-9, 0.5, 1], [0, -0.5, 1.001]),
     "claim_frac": ("be positive and at most 1 and finite", [1e-9, 0.5, 1], [0, -0.5, 1.001]),
     "reserve_frac": (A_PART, [0, 0.5, 1], [-0.001, 1.001]),
     "reserve_ahead_s": (NOT_NEGATIVE, [0, 60], [-1]),
@@ -117,6 +135,7 @@ RANGES = {
     "endgame_poll_s": (POSITIVE, [1e-9, 60], [0, -1]),
     "stream_ahead_s": (NOT_NEGATIVE, [0, 60], [-1]),
     "claim_deadline_s": (POSITIVE, [1e-9, 60], [0, -1]),
+    "alarm_grace_s": (NOT_NEGATIVE, [0, 60], [-1]),
     "lease_s": (POSITIVE, [1e-9, 60], [0, -1]),
     "speed_window_steps": (AT_LEAST_ONE, [1, 100], [0, -1]),
     "look_replicas": (AT_LEAST_ONE, [1, 100], [0, -1]),
@@ -376,3 +395,12 @@ def test_what_a_config_holds_can_be_said_by_the_environment(values: dict[str, fl
     environment = {ENVIRONMENT_PREFIX + field.upper(): repr(value) for field, value in chosen.items()}
 
     assert HybridConfig.from_environment(environment) == HybridConfig(**chosen)
+
+
+def test_a_field_of_a_number_or_a_word_takes_both() -> None:
+    assert made("micro_batch_size", "auto").micro_batch_size == "auto"
+    assert from_environment("micro_batch_size", "Auto").micro_batch_size == "auto"
+    assert from_environment("micro_batch_size", "12").micro_batch_size == 12
+    assert refused("micro_batch_size", "all").rule == "be of type None or int or 'auto'"
+    with pytest.raises(ConfigError, match="must parse as int, got 'all'"):
+        from_environment("micro_batch_size", "all")

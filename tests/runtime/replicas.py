@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -130,6 +131,9 @@ class Replica:
 
     def begin(self, work: Work) -> bool:
         return self.dealer.begin(work)
+
+    def unpack(self, work: Work, loaded: Any) -> Any:
+        return loaded
 
     def note_wait(self, seconds: float) -> None:
         assert seconds >= 0

@@ -52,6 +52,9 @@ class ScriptedSource:
         self.begun.append(work)
         return work not in self._stolen
 
+    def unpack(self, work: Work, loaded: Any) -> Any:
+        return loaded
+
     def note_wait(self, seconds: float) -> None:
         self.waits_s.append(seconds)
 

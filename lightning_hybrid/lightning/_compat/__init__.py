@@ -6,23 +6,49 @@ Checked with lightning and pytorch_lightning 2.4.0 and 2.6.6. ``tests/lightning/
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_leaves
 
+from lightning_hybrid.lightning._compat.logs import (
+    Logged,
+    PartLogs,
+    forget,
+    hook_epoch_end,
+    logged,
+    logs_taken_back,
+    metric_states,
+    metrics_taken_back,
+    results_of,
+    set_epoch_values,
+)
+from lightning_hybrid.lightning._compat.packages import PACKAGES, imported_package, package_of
 from lightning_hybrid.lightning.patches import Patches
-from lightning_hybrid.runtime.metrics import Partial, Reduction
 from lightning_hybrid.runtime.spec import Stage
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
     from lightning.pytorch.strategies import Strategy
 
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+__all__ = [
+    "PACKAGES",
+    "Logged",
+    "PartLogs",
+    "forget",
+    "hook_epoch_end",
+    "imported_package",
+    "logged",
+    "logs_taken_back",
+    "metric_states",
+    "metrics_taken_back",
+    "package_of",
+    "results_of",
+    "set_epoch_values",
+]
+"""What comes from the files beside this one; its own functions are public too."""
 
 _STAGES: dict[str, Stage] = {"predict": "predict", "validate": "validate", "test": "test"}
 STEP_NAMES: dict[Stage, str] = {"predict": "predict_step", "validate": "validation_step", "test": "test_step"}
@@ -31,23 +57,6 @@ _LIMITS: dict[Stage, str] = {
     "validate": "limit_val_batches",
     "test": "limit_test_batches",
 }
-
-
-def imported_package() -> ModuleType:
-    """The Lightning package that the user works with: the one that is imported already, else ``lightning.pytorch``."""
-    for name in PACKAGES:
-        if name in sys.modules:
-            return sys.modules[name]
-    return importlib.import_module(PACKAGES[0])
-
-
-def package_of(trainer: Trainer) -> ModuleType:
-    """The package that a Trainer comes from, also for a subclass of the user's."""
-    for cls in type(trainer).__mro__:
-        for name in PACKAGES:
-            if cls.__module__.startswith(name + "."):
-                return sys.modules[name]
-    raise TypeError(f"trainer must be a Trainer of {' or '.join(PACKAGES)}, got {type(trainer)!r}")
 
 
 def isolated_rng(trainer: Trainer) -> AbstractContextManager[None]:
@@ -183,6 +192,12 @@ def hook_step(patches: Patches, strategy: Strategy, stage: Stage, make: Callable
     patches.replace(strategy, STEP_NAMES[stage], make)
 
 
+def ends_run(trainer: Trainer, error: Exception) -> bool:
+    """Whether an error is about the program, or is how Lightning ends a run, so that it has nothing to do with data."""
+    module = importlib.import_module(f"{package_of(trainer).__name__}.utilities.exceptions")
+    return isinstance(error, module.MisconfigurationException | module._TunerExitException)
+
+
 def move_batch(trainer: Trainer, batch: Any, loader_idx: int) -> Any:
     """A loaded batch, converted and moved to the device as the loops do it."""
     batch = trainer.precision_plugin.convert_input(batch)
@@ -232,125 +247,3 @@ def leave_loader(trainer: Trainer, stage: Stage) -> None:
 
 def _call_module(trainer: Trainer) -> Any:
     return importlib.import_module(f"{package_of(trainer).__name__}.trainer.call")
-
-
-# --- logged values ---------------------------------------------------------------------------------------------------
-
-
-def hook_epoch_end(patches: Patches, trainer: Trainer, make: Callable[[Any], Any]) -> None:
-    """Replaces what the evaluation loop calls when a loader is used up, right before epoch values are computed."""
-    patches.replace(trainer._logger_connector, "epoch_end_reached", make)
-
-
-class Logged(NamedTuple):
-    """One rank's part of a logged number, and what Lightning knows of the number."""
-
-    part: Partial
-    fields: dict[str, Any]
-
-
-_META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx", "dataloader_idx")
-
-
-def logged(trainer: Trainer, stage: Stage) -> dict[str, Logged]:
-    """This rank's part of every number logged per batch of the present loader whose epoch value is due."""
-    found = {}
-    for key, metric in _due(trainer, stage):
-        part = Partial(_reduction(metric), float(metric.value), float(getattr(metric, "cumulated_batch_size", 0)))
-        found[key] = Logged(part, {name: getattr(metric.meta, name) for name in _META})
-    return found
-
-
-def set_epoch_values(trainer: Trainer, stage: Stage, values: dict[str, float], logs: dict[str, Logged]) -> list[str]:
-    """Sets epoch values, so that Lightning does not reduce them again.
-
-    ``logs`` are the numbers that any rank logged. One that this rank did not log, as from a hook that did not fire
-    here or a step that logs only for some batches, is reported here all the same.
-
-    Returns:
-        The keys of those, to be given to `forget` once they were reported.
-    """
-    due = dict(_due(trainer, stage))
-    adopted = [key for key in values if key not in due]
-    due |= {key: _adopted(trainer, key, logs[key]) for key in adopted}
-    for key, value in values.items():
-        due[key]._computed = due[key].value.new_tensor(value)
-    return adopted
-
-
-def forget(trainer: Trainer, keys: list[str]) -> None:
-    """Removes adopted numbers, which the user's next log of the same name would not match."""
-    results: Any = trainer._results
-    for key in keys:
-        results.pop(key, None)
-
-
-def _adopted(trainer: Trainer, key: str, log: Logged) -> Any:
-    module = importlib.import_module(f"{package_of(trainer).__name__}.trainer.connectors.logger_connector.result")
-    meta = module._Metadata(**log.fields, reduce_fx=log.part.reduction)
-    meta.sync = module._Sync()
-    results: Any = trainer._results
-    metric = results[key] = module._ResultMetric(meta, is_tensor=True).to(trainer.strategy.root_device)
-    metric._update_count = 1
-    return metric
-
-
-def _due(trainer: Trainer, stage: Stage) -> Iterator[tuple[str, Any]]:
-    results = trainer._results
-    assert results is not None
-    hook = "validation" if stage == "validate" else stage
-    per_batch = {f"{hook}_step", f"on_{hook}_batch_start", f"on_{hook}_batch_end"}
-    for key, metric in results.valid_items():
-        meta = metric.meta
-        is_ours = metric.is_tensor and meta.on_epoch and not meta.sync.rank_zero_only
-        if is_ours and metric._computed is None and meta.fx.split(".")[0] in per_batch:
-            yield key, metric
-
-
-def _reduction(metric: Any) -> Reduction:
-    meta = metric.meta
-    if meta.is_mean_reduction:
-        return "mean"
-    if meta.is_sum_reduction:
-        return "sum"
-    return "max" if meta.is_max_reduction else "min"
-
-
-@contextmanager
-def logs_taken_back(trainer: Trainer) -> Iterator[None]:
-    """Undoes what is logged inside: known numbers get their values back, new ones the neutral element."""
-    before = {key: _state(metric) for key, metric in (trainer._results or {}).items() if metric.is_tensor}
-    yield
-    for key, metric in (trainer._results or {}).items():
-        if metric.is_tensor:
-            neutral = {name: default.clone().to(metric.value.device) for name, default in metric._defaults.items()}
-            for name, value in before.get(key, neutral | {"_computed": None}).items():
-                setattr(metric, name, value)
-
-
-def _state(metric: Any) -> dict[str, Any]:
-    # not ``has_reset``: a key that the step logs must be due on every rank, or their collectives do not match
-    return {name: getattr(metric, name) for name in [*metric._defaults, "_forward_cache", "_computed"]}
-
-
-@contextmanager
-def metrics_taken_back(module: LightningModule) -> Iterator[None]:
-    """Undoes what torchmetrics below ``module`` take in inside."""
-    from torchmetrics import Metric
-
-    metrics = [child for child in module.modules() if isinstance(child, Metric)]
-    saved = [(metric, metric._update_count, _metric_state(metric)) for metric in metrics]
-    yield
-    for metric, count, state in saved:
-        if metric._update_count == count:
-            continue
-        for name, value in state.items():
-            setattr(metric, name, value)
-        # it counts as updated and not computed yet: what it does at the epoch's end must be what it does elsewhere
-        metric._update_count, metric._computed = max(1, count), None
-
-
-def _metric_state(metric: Any) -> dict[str, Any]:
-    states = {name: getattr(metric, name) for name in metric._defaults}
-    kept = {name: list(s) if isinstance(s, list) else s.detach().clone() for name, s in states.items()}
-    return kept | {"_forward_cache": metric._forward_cache}

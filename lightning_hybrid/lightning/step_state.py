@@ -1,0 +1,193 @@
+"""What a step changes beside its output, kept before the step and given back when it failed.
+
+A step that ran out of memory may have updated metrics, logged numbers and appended to lists by then; to run it again
+would count its samples twice. What is small is kept before every step, in buffers that stay; what is large is kept only
+once a step has failed, and until then it is known whether the step has changed it.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_hybrid.lightning import _compat
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+_SMALL_ELEMENTS = 4096
+"""A tensor of at most so many elements is copied before every step."""
+_SMALL_ENTRIES = 1024
+"""A dictionary or set of at most so many entries is copied before every step."""
+_COUNTED = (bool, int, float, str, list, dict, set)
+"""Attributes of a module that a step may change, and that are given back."""
+
+
+class StepState:
+    """Metrics, logged numbers and the module's own attributes, as they were when `keep` was called last.
+
+    The metrics are those that the module has when the object is made.
+
+    Args:
+        trainer: The running Trainer.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.keeps_large = False
+        """Whether large states are copied too."""
+        self._trainer = trainer
+        self._module: LightningModule = trainer.lightning_module
+        self._metrics = _compat.metric_states(self._module)
+        self._tensors = _Tensors()
+        self._lists: dict[int, _List] = {}
+        self._known: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._logged: dict[str, dict[str, Any]] = {}
+        self._own: dict[str, Any] = {}
+        self._copies: dict[str, Any] = {}
+        self._lists_of_own: list[str] = []
+        self._others_of_own: list[str] = []
+
+    def keep(self) -> None:
+        """Keeps everything as it is now."""
+        tensors: list[torch.Tensor] = []
+        self._known = []
+        for attributes, names in self._metrics:
+            self._known.append((attributes, attributes.copy()))
+            for name in names:
+                state = attributes[name]
+                if isinstance(state, torch.Tensor):
+                    tensors.append(state)
+                elif isinstance(state, list):
+                    self._keep_list(state)
+        self._tensors.keep(tensors, everything=self.keeps_large)
+        results = _compat.results_of(self._trainer)
+        # a logged number is never changed in place, so that it is enough to remember which tensor it was
+        self._logged = {} if results is None else {key: vars(metric).copy() for key, metric in results.items()}
+        self._keep_own()
+
+    def give_back(self) -> bool:
+        """Puts everything back; whether it could, which it cannot where a large state was changed in place."""
+        is_whole = self._tensors.give_back()
+        for attributes, before in self._known:
+            attributes.clear()
+            attributes.update(before)
+        for kept in self._lists.values():
+            kept.give_back()
+        results = _compat.results_of(self._trainer)
+        if results is not None:
+            for key in results.keys() - self._logged.keys():
+                del results[key]
+            for key, before in self._logged.items():
+                attributes = vars(results[key])
+                attributes.clear()
+                attributes.update(before)
+        return self._give_back_own() and is_whole
+
+    def forget(self) -> None:
+        """Lets go of all that is kept."""
+        self._tensors, self._lists, self._known, self._logged = _Tensors(), {}, [], {}
+        self._own, self._copies = {}, {}
+
+    def _keep_own(self) -> None:
+        own = vars(self._module)
+        if len(own) != len(self._own):
+            public = [name for name in own if name[0] != "_"]
+            self._lists_of_own = [name for name in public if isinstance(own[name], list)]
+            self._others_of_own = [name for name in public if isinstance(own[name], dict | set)]
+        self._own, self._copies = own.copy(), {}
+        for name in self._lists_of_own:
+            self._keep_list(own[name])
+        for name in self._others_of_own:
+            value = own[name]
+            self._copies[name] = value.copy() if self.keeps_large or len(value) <= _SMALL_ENTRIES else len(value)
+
+    def _keep_list(self, entries: list[Any]) -> None:
+        kept = self._lists.get(id(entries))
+        if kept is None or kept.entries is not entries:
+            self._lists[id(entries)] = kept = _List(entries)
+        kept.keep()
+
+    def _give_back_own(self) -> bool:
+        is_whole = True
+        own = vars(self._module)
+        for name, value in self._own.items():
+            if name[0] != "_" and isinstance(value, _COUNTED):
+                own[name] = value
+        for name, copy in self._copies.items():
+            value = own[name]
+            if isinstance(copy, int):
+                is_whole &= len(value) == copy
+            else:
+                value.clear()
+                value.update(copy)
+        return is_whole
+
+
+class _List:
+    """A list that grows at its end: what it held is copied once, and then only what is new."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self.entries = entries
+        self._copy: list[Any] = []
+
+    def keep(self) -> None:
+        entries, copy = self.entries, self._copy
+        if len(copy) > len(entries) or (copy and copy[-1] is not entries[len(copy) - 1]):
+            copy.clear()
+        if len(copy) < len(entries):
+            copy.extend(entries[len(copy) :])
+
+    def give_back(self) -> None:
+        self.entries[:] = self._copy
+
+
+class _Tensors:
+    """States that may be changed in place: small ones copied into buffers, of large ones only whether they changed."""
+
+    def __init__(self) -> None:
+        self._all: list[torch.Tensor] = []
+        self._form: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self._copied: list[int] = []
+        self._small: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []
+        self._large: list[tuple[torch.Tensor, int]] = []
+
+    def keep(self, tensors: list[torch.Tensor], *, everything: bool) -> None:
+        if len(tensors) != len(self._all) or not all(map(operator.is_, tensors, self._all)):
+            self._look_at(tensors)
+        if everything and len(self._copied) < len(tensors):
+            self._copy_those(list(range(len(tensors))))
+        if len(self._copied) < len(tensors):
+            copied = set(self._copied)
+            self._large = [(tensor, tensor._version) for i, tensor in enumerate(tensors) if i not in copied]
+        if self._small:
+            _copy(self._small, self._buffers)
+
+    def give_back(self) -> bool:
+        if self._small:
+            _copy(self._buffers, self._small)
+        return all(tensor._version == version for tensor, version in self._large)
+
+    def _look_at(self, tensors: list[torch.Tensor]) -> None:
+        form = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        is_same, self._all, self._form, self._large = form == self._form, tensors, form, []
+        if is_same:
+            self._small = [tensors[i] for i in self._copied]
+            return
+        # an inference tensor does not tell whether it was changed, so it is copied whatever its size
+        self._copy_those([i for i, t in enumerate(tensors) if t.numel() <= _SMALL_ELEMENTS or t.is_inference()])
+
+    def _copy_those(self, places: list[int]) -> None:
+        self._copied, self._small, self._large = places, [self._all[i] for i in places], []
+        with torch.inference_mode(False):
+            self._buffers = [torch.empty_like(tensor) for tensor in self._small]
+
+
+def _copy(tensors: list[torch.Tensor], to: list[torch.Tensor]) -> None:
+    if not torch.is_grad_enabled():
+        torch._foreach_copy_(to, tensors)
+        return
+    with torch.no_grad():
+        torch._foreach_copy_(to, tensors)
