@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_COMPOSITE: Any = torch._C.DispatchKey.CompositeImplicitAutograd
+from lightning_hybrid.probes.operators import are_wrappers, is_composite, run_composite, subclasses
+
 _FRESH = frozenset({"aten::lift_fresh"})
 """Receive what was made where no operator shows, as by `torch.tensor`."""
 
@@ -29,9 +29,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
     Operators that only call others are taken apart, so that what these hold for each other is seen. torch then chooses
     between kernels of equal meaning, as it does under any dispatch mode, and may round the last bit otherwise.
 
-    Not seen: the workspace of a kernel, and storages that it makes and frees before it returns (fused operators, custom
-    ones, higher-order ones, compiled and scripted code); memory of numpy and others, also under a tensor; the
-    components of sparse and MKLDNN tensors; ``untyped_storage().resize_``; what the allocator adds or keeps.
+    Not seen: the workspace of a kernel, and storages that it makes and frees before it returns (fused and custom
+    operators, scripted code that torch has fused); memory of numpy and others, also under a tensor; sparse and MKLDNN
+    tensors; ``untyped_storage().resize_``; what the allocator adds or keeps. Compiled code cannot be seen at all: see
+    `uncompiled`.
 
     Example:
         >>> x = torch.zeros(256)
@@ -49,6 +50,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         """Most bytes at once since the last `restart`."""
+        self.hidden: str | None = None
+        """A higher-order operator that ran since then: it calls others where nothing sees them."""
         self._live_bytes = 0
         self._held: dict[int, _Held] = {}  # by the address of the storage
         # Whoever frees a storage only leaves word: that may be another thread, or the middle of any line here.
@@ -62,17 +65,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
     def restart(self) -> int:
         """Lets the peak begin anew at the bytes now, and returns them."""
-        self.peak_bytes = self.live_bytes
+        self.peak_bytes, self.hidden = self.live_bytes, None
         return self.peak_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        subclasses = [each for each in types if each.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
-        if subclasses and FakeTensor not in subclasses:
+        if are_wrappers(subclasses(types)):
             return NotImplemented  # subclasses of tensors call operators on what they hold, which come here next
-        if _is_composite(func):
+        if is_composite(func):
             with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
+                return run_composite(func, args, kwargs)
+        if isinstance(func, HigherOrderOperator):
+            self.hidden = str(func)
         before = [(each, each.nbytes()) for each in _storages((args, kwargs))] if _is_mutable(func) else ()
         out = func(*args, **kwargs)
         self._settle()
@@ -132,12 +136,6 @@ def _storages(nested: Any) -> Iterator[torch.UntypedStorage]:
             yield from _storages(each)
     elif isinstance(nested, dict):
         yield from _storages(list(nested.values()))
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    """Whether an operator only calls others; under ``inference_mode`` such ones arrive as they are."""
-    return isinstance(func, OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(func._name, _COMPOSITE)
 
 
 @cache
