@@ -24,7 +24,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
     A storage counts once, whatever views of it there are, from the return of the operator that made it until nothing
     refers to it, on whatever thread and inside the block or after it; one that grows (``resize_``, ``out=``) counts
     with what it grew by. Storages that came into the block from outside do not count, nor what memory they give back.
-    The block may be entered again, one time after the other, and keeps its count.
+    The block may be entered again, one time after the other, and keeps its count, which is read on its own thread.
 
     Operators that only call others are taken apart, so that what these hold for each other is seen. torch then chooses
     between kernels of equal meaning, as it does under any dispatch mode, and may round the last bit otherwise.
