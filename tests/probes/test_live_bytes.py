@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import gc
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_hybrid.probes import live_bytes
 from lightning_hybrid.probes.flops import counting_flops
 from lightning_hybrid.probes.live_bytes import LiveBytes
 
@@ -29,6 +31,10 @@ def kib(num_kib: int = 1) -> torch.Tensor:
 def live(request: pytest.FixtureRequest) -> Any:
     with request.param(), LiveBytes() as live:
         yield live
+
+
+def test_the_example_of_live_bytes_is_true() -> None:
+    assert doctest.testmod(live_bytes) == (0, 3)
 
 
 def test_what_is_dropped_is_taken_off_and_the_peak_stays(live: LiveBytes) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.probes import step_memory
 from lightning_hybrid.probes.step_memory import CudaMeter, HostMeter, MpsMeter, NoMeter, StepMemoryMeter, meter_for
 from lightning_hybrid.runtime.oom import is_out_of_memory
+from tests import memory_device
 from tests.memory_device import Attempt, EmulatedMemory
 
 CUDA_1 = torch.device("cuda", 1)
@@ -357,6 +359,10 @@ class OnEmulatedDevice(LightningModule):
     def predict_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         self.memory.allocate(batch)
         return batch.sum(1)
+
+
+def test_the_example_of_memory_device_is_true() -> None:
+    assert doctest.testmod(memory_device) == (0, 3)
 
 
 def test_a_lightning_module_allocates_on_an_emulated_device() -> None:
