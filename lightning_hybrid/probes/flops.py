@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from lightning_hybrid.probes.flop_formulas import MORE_FORMULAS
+from lightning_hybrid.probes.operators import (
+    are_wrappers,
+    can_run_uncompiled,
+    is_composite,
+    run_composite,
+    subclasses,
+    uncompiled,
+)
 
 # fmt: off
 _MATRIX_WORDS = frozenset({
@@ -100,7 +106,7 @@ def counting_flops(module: nn.Module | None = None) -> Iterator[FlopCount]:
         count.refuse(reason)
         yield count
         return
-    with _uncompiled(), _Counter(count):
+    with uncompiled(), _Counter(count):
         yield count
 
 
@@ -119,17 +125,16 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        subclasses = [each for each in types if each.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
-        if subclasses and FakeTensor not in subclasses:
+        special = subclasses(types)
+        if are_wrappers(special):
             return NotImplemented  # subclasses of tensors call operators on what they hold, which come here next
         packet = func.overloadpacket if isinstance(func, OpOverload) else func
         formula = _formula(packet)
-        if formula is None and _may_multiply(packet) and _is_composite(func):
+        if formula is None and _may_multiply(packet) and is_composite(func):
             with self:
-                # not `func.decompose`, which prefers decompositions in Python that round in other places
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
+                return run_composite(func, args, kwargs)
         out = func(*args, **kwargs)
-        if subclasses or _is_of_meta(args):
+        if special or _is_of_meta(args):
             return out  # nothing is computed: only shapes are asked for, as DTensor does for each operator
         if formula is not None:
             self._add(formula, packet, args, kwargs, out)
@@ -148,15 +153,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
 def _formula(packet: Any) -> Callable[..., int] | None:
     return MORE_FORMULAS.get(packet) or flop_registry.get(packet)
-
-
-_COMPOSITE: Any = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    """Whether an operator only calls others; under ``inference_mode`` such ones arrive as they are."""
-    return isinstance(func, OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(func._name, _COMPOSITE)
 
 
 @cache
@@ -204,17 +200,8 @@ def _has_tfloat32(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _uncompiled() -> Any:
-    """Has compiled functions run as they were written: dynamo refuses or skips them while operators are watched."""
-    return torch.compiler.set_stance("force_eager") if _has_compiler() else nullcontext()
-
-
-def _has_compiler() -> bool:
-    return "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules
-
-
 def _why_not(module: nn.Module | None) -> str | None:
-    if not hasattr(torch.compiler, "set_stance") and _has_compiler():
+    if not can_run_uncompiled():
         return "this torch cannot run compiled functions uncompiled"
     for each in () if module is None else module.modules():
         if _is_compiled(each):
