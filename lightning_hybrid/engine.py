@@ -13,7 +13,7 @@ from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.exchanges import Depth
 from lightning_hybrid.core.size_search import SizeSearch
-from lightning_hybrid.core.state import Mode
+from lightning_hybrid.core.state import DeviceState, Mode
 from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.probes.base import DeviceProbe
 from lightning_hybrid.probes.comm import all_arrive, measure_group, num_measurable_ranks
@@ -75,6 +75,11 @@ class Engine:
         self._decided: dict[Stage, Mode] = {}
         self._passes = Counter[tuple[Stage, int]]()
         self._num_measurements = 0
+
+    def read_device(self) -> DeviceState:
+        """The state of the device, and what it has free for steps; for a background thread."""
+        self.sizes.refresh()
+        return self.probe.read()
 
     def measure_links(self, depth: Depth, device: torch.device) -> CommunicationState | None:
         """How fast ranks reach each other and this rank its ``device``; every rank calls it, before a step.

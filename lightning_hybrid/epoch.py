@@ -36,6 +36,9 @@ from lightning_hybrid.runtime.work import Dealer, Exhausted, StaticDealer, Work
 if TYPE_CHECKING:
     from lightning_hybrid.engine import Engine
 
+_NEWEST_STEPS = 32
+"""Steps whose mean size is told."""
+
 MayRecut = Callable[["EpochRun", Any, int], bool]
 """Tells from the epoch, a step's output and its batch size whether batches may be cut anew."""
 
@@ -56,6 +59,8 @@ class EpochRun:
         self._engine, self._mode = engine, mode
         self._handed: deque[Work] = deque()  # batches whose step has not run: one, or more where the loop reads ahead
         self._running: Work | None = None
+        self._memory_bound: float | None = None
+        self._step_sizes: deque[int] = deque(maxlen=_NEWEST_STEPS)
         self._replica = engine.replica
         self._steps_begun = 0
         self._collectives = CollectiveWatch(engine.replica, spec.stage, CollectiveCounter())
@@ -67,7 +72,7 @@ class EpochRun:
         replica, world = (engine.replica, engine.num_replicas) if works is None else (0, 1)
         self._queue = SharedQueue(store, replica, world)
         self._board = Board(
-            self._queue, replica, world, engine.config, read_device=engine.probe.read, watch=self._late_collective
+            self._queue, replica, world, engine.config, read_device=engine.read_device, watch=self._late_collective
         )
         timer = engine.new_timer()
         self.recorder = StepRecorder(
@@ -136,6 +141,24 @@ class EpochRun:
         self.losses.works.append(work)
         if self._dealer is not None:
             self._dealer.done(work)
+
+    def note_sizes(self, sizes: Sequence[int], *, is_short: bool) -> None:
+        """Notes how many samples the parts had in which the batch whose step ran was run, one part if as a whole.
+
+        Args:
+            sizes: Samples of each part.
+            is_short: Whether there are several parts for want of memory.
+        """
+        work = self._running
+        assert work is not None
+        self._step_sizes.extend(sizes)
+        memory = self.spec.memory_of(work)
+        if memory is None or not sizes:
+            return
+        if is_short:
+            self._memory_bound = memory * max(sizes) / sum(sizes)
+        elif self._memory_bound is not None and memory > self._memory_bound:
+            self._memory_bound = memory  # there is more free than there was
 
     def leave_out(self, position: int, where: Where, error: str) -> None:
         """Notes a sample that could not be run.
@@ -296,6 +319,8 @@ class EpochRun:
         return self.recorder.record(
             cells_stolen=self._cells_stolen,
             failed_samples=len(self.losses.failures),
+            memory_bound=self._memory_bound,
+            micro_batch_size=sum(self._step_sizes) / len(self._step_sizes) if self._step_sizes else None,
             times_collectives=in_lockstep,
             finished=finished,
         )

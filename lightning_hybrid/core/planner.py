@@ -48,7 +48,7 @@ class QueuePlanner:
     ) -> None:
         self._claimant, self._board, self._keys, self._costs = claimant, board, keys, costs
         self._config, self._bounds, self._peers = config, bounds, claimant.peers
-        self._used_bounds: tuple[float | None, ...] = ()
+        self._used_bounds: tuple[float | None, ...] = (None,) * self._peers.world
 
     def enforce(self, policy: Policy, *, off: bool) -> str | None:
         """Orders all that nobody has reserved by ``policy``; with ``off`` it is dealt out in equal shares for good.
@@ -70,7 +70,7 @@ class QueuePlanner:
         if version.shares is None:
             return not self._peers.is_sampled
         bounds = self._memory_bounds()
-        return any(bound is not None for bound in version.memory_bounds) and _differ(bounds, self._used_bounds)
+        return version.costs.memory is not None and _differ(bounds, self._used_bounds)
 
     def _issue(self, policy: Policy, *, off: bool) -> str | None:
         """Makes a new version of all that nobody has reserved; what was wrong with the policy's answer, if anything."""
@@ -165,9 +165,7 @@ class QueuePlanner:
         return tuple(self._bounds.bound(r) for r in range(self._peers.world))
 
 
-def _differ(now: Sequence[float | None], before: Sequence[float | None] | None) -> bool:
-    if before is None:
-        return False
+def _differ(now: Sequence[float | None], before: Sequence[float | None]) -> bool:
     return any(
         (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) > BOUND_CHANGE_FRAC * max(a, b))
         for a, b in zip(now, before, strict=True)

@@ -64,6 +64,10 @@ class ReplicaRecord:
     """Cells that this replica took from others' claims."""
     failed_samples: int = 0
     """Samples that could not be run and were left out; they count as finished too."""
+    memory_bound: float | None = None
+    """Memory cost above which a cell has to be run in parts here; ``None`` where none had to, or none is known."""
+    micro_batch_size: float | None = None
+    """Mean samples of the newest steps, or of the parts in which they had to be run."""
     finished: bool = False
     device: DeviceState | None = None
 

@@ -25,6 +25,7 @@ from lightning_hybrid.lightning.shared import shared_in
 from lightning_hybrid.lightning.steps import Steps
 from lightning_hybrid.lightning.streams import Streams
 from lightning_hybrid.probes.flops import FlopCount
+from lightning_hybrid.probes.step_memory import NoMeter, meter_for
 from lightning_hybrid.runtime import results
 from lightning_hybrid.runtime.assembly import Outputs
 from lightning_hybrid.runtime.costs import CostOption, batch_elements
@@ -80,7 +81,8 @@ class Attachment:
         device = trainer.strategy.root_device
         self._shared = shared_in(trainer)
         self._sampler = self._shared.hold_sampler(trainer, config.device_period_s)
-        self.sizes = StepSizes(None, config)
+        meter = meter_for(device, config.memory_limit_bytes)
+        self.sizes = StepSizes(None if isinstance(meter, NoMeter) else meter, config)
         self.engine = Engine(
             config,
             replica=kwargs.get("rank", 0),

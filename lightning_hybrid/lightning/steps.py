@@ -80,6 +80,7 @@ class Steps:
             for each in logs:
                 each.close()
         epoch.losses.has_run |= bool(ran.outputs)
+        epoch.note_sizes(ran.sizes, is_short=ran.is_short)
         for place, error in ran.bad.items():
             epoch.leave_out(positions[place], "step", error)
         return self._merged(ran, epoch)

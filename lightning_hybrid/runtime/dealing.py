@@ -8,7 +8,7 @@ import numpy as np
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.load import load_score, prior_speeds
-from lightning_hybrid.core.policies import Policy
+from lightning_hybrid.core.policies import MemoryBounds, Policy
 from lightning_hybrid.core.state import Mode, ReplicaRecord
 from lightning_hybrid.core.versions import QueueVersion, opening_cells, opening_version
 from lightning_hybrid.core.workqueue import Span
@@ -91,7 +91,7 @@ def new_dealer(
         return StreamQueue(board, queue, spec.stream, config, first_batch=first_batch, released=released)
     if mode == "lockstep":
         cells = later_cells(spec, world)
-        caps = None if spec.max_size is None else _memory_caps(spec, steering, world)
+        caps = None if spec.max_size is None else _memory_caps(spec, steering.bounds_on(board), world)
         return LockstepDealer(board, queue, spec.grid, config, cells=cells, max_size=spec.max_size, caps=caps)
     return QueueDealer(
         board,
@@ -107,14 +107,14 @@ def new_dealer(
     )
 
 
-def _memory_caps(spec: EpochSpec, steering: Steering, world: int) -> Callable[[], list[int | None]]:
+def _memory_caps(spec: EpochSpec, known: MemoryBounds, world: int) -> Callable[[], list[int | None]]:
     """Tells how many samples of the heaviest kind fit into each replica's memory; ``None`` where that is not known."""
     memory = spec.cell_costs.memory
     sizes = np.diff(spec.grid.offsets)
     per_sample = None if memory is None or not len(memory) else float((memory / np.maximum(sizes, 1)).max())
 
     def caps() -> list[int | None]:
-        bounds = [steering.bounds.bound(r) for r in range(world)]
+        bounds = [known.bound(r) for r in range(world)]
         return [None if not per_sample or bound is None else max(1, int(bound / per_sample)) for bound in bounds]
 
     return caps

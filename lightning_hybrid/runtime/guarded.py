@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import pin_memory
 
 from lightning_hybrid.core.failures import Where, text_of
 
@@ -43,9 +44,8 @@ class Loaded:
 
     def pin_memory(self, *device: Any) -> Loaded:
         """The same with its batch in pinned memory, as a `DataLoader` with ``pin_memory`` asks for it."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        return Loaded(pin_memory(self.batch, *device), self.failures, self.size)
+        pin: Any = pin_memory.pin_memory
+        return Loaded(pin(self.batch, *device), self.failures, self.size)
 
 
 class GuardedDataset:

@@ -116,6 +116,8 @@ class StepRecorder:
         *,
         cells_stolen: int = 0,
         failed_samples: int = 0,
+        memory_bound: float | None = None,
+        micro_batch_size: float | None = None,
         times_collectives: bool = False,
         finished: bool = False,
     ) -> ReplicaRecord:
@@ -148,6 +150,8 @@ class StepRecorder:
             newest_steps=tally.newest,
             cells_stolen=cells_stolen,
             failed_samples=failed_samples,
+            memory_bound=memory_bound,
+            micro_batch_size=micro_batch_size,
             finished=finished,
         )
         if finished:

@@ -98,6 +98,8 @@ class Ran:
     sizes: list[int] = field(default_factory=list)
     bad: dict[int, str] = field(default_factory=dict)
     """Places of the samples that could not be run, and their errors."""
+    is_short: bool = False
+    """Whether there are several parts for want of memory."""
 
 
 class Recovery:
@@ -148,7 +150,7 @@ class Recovery:
         return self._run_parts(task, task.cut(), self._next_window(outcome, task.size), is_suspect=is_suspect)
 
     def _run_parts(self, task: Task, cut: Cut, window: int, *, is_suspect: bool = False) -> Ran:
-        ran, logs, start = Ran(), task.logs(), 0
+        ran, logs, start = Ran(is_short=not is_suspect), task.logs(), 0
         suspect_stop = task.size if is_suspect else 0  # one of the samples before this place is bad
         while start < task.size:
             size = min(window, task.size - start)
@@ -160,6 +162,7 @@ class Recovery:
             del part
             if isinstance(outcome, _Stumble) and size > 1:
                 window = self._next_window(outcome, size)
+                ran.is_short |= outcome.reason != "sample"
                 suspect_stop = start + size if outcome.reason == "sample" else suspect_stop
                 continue
             if isinstance(outcome, _Stumble):

@@ -34,8 +34,8 @@ class EpochSpec:
     how many steps every replica takes before it is decided whether the user's step issues collectives, and
     ``read_ahead`` how many batches the loop asks for before it runs the step of the first. ``arrangement`` tells how
     the user's batches lie in ``grid``, ``None`` where they are its cells; ``costs`` are those of the cells of ``grid``.
-    ``stream`` tells how far a stream was read; then ``grid`` is an `EndlessGrid` until that is all of it. ``auto`` tells
-    between which sizes the fastest is searched, ``None``: each cell is a step.
+    ``stream`` tells how far a stream was read; then ``grid`` is an `EndlessGrid` until that is all of it. ``auto``
+    tells between which sizes the fastest is searched, ``None``: each cell is a step.
     """
 
     stage: Stage
@@ -62,6 +62,19 @@ class EpochSpec:
             return None
         start, stop = np.interp((work.start, work.stop), self.grid.offsets, self._cost_before)
         return float(stop - start)
+
+    def memory_of(self, work: Work) -> float | None:
+        """Memory cost of a work by the user's costs, ``None`` where there are none."""
+        if self.costs is None or self.costs.memory is None:
+            return None
+        start, stop = np.interp((work.start, work.stop), self.grid.offsets, self._memory_before)
+        return float(stop - start)
+
+    @cached_property
+    def _memory_before(self) -> FloatArray:
+        assert self.costs is not None
+        assert self.costs.memory is not None
+        return np.concatenate(([0.0], np.cumsum(self.costs.memory)))
 
     @cached_property
     def _cost_before(self) -> FloatArray:

@@ -10,7 +10,7 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.errors import PlanError
 from lightning_hybrid.core.learned import CostLearner, CostParameters
 from lightning_hybrid.core.planner import QueuePlanner
-from lightning_hybrid.core.policies import MemoryBounds, NoMemoryBounds, Policy, policy_named
+from lightning_hybrid.core.policies import MemoryBounds, Policy, policy_named
 from lightning_hybrid.core.selector import AUTO, OFF, Selector
 from lightning_hybrid.core.statistics import History, Statistics
 from lightning_hybrid.runtime.board import Board
@@ -42,7 +42,7 @@ class Steering:
         bounds: MemoryBounds | None = None,
         history: History | None = None,
     ) -> None:
-        self._config, self._policy, self.bounds = config, policy, bounds or NoMemoryBounds()
+        self._config, self._policy, self._bounds = config, policy, bounds
         self._selector, self._history = Selector(config), history or History(config)
         self.learnt: CostParameters | None = None
         """What a step costs, as far as it was learnt in this run."""
@@ -53,6 +53,10 @@ class Steering:
         if self._policy is not None:
             return self._policy
         return policy_named("hybrid" if self._config.policy == AUTO else self._config.policy, self._config)
+
+    def bounds_on(self, board: Board) -> MemoryBounds:
+        """How much memory a step may take on each replica: as was given, else as the replicas have found."""
+        return PublishedBounds(board) if self._bounds is None else self._bounds
 
     @property
     def statistics(self) -> Statistics:
@@ -89,11 +93,28 @@ class Steering:
 
     def _executor(self, board: Board, dealer: Dealer, spec: EpochSpec) -> Executor | None:
         if isinstance(dealer, QueueDealer):
-            return QueuePlanner(dealer.claimant, board, dealer.keys, spec.cell_costs, self._config, self.bounds)
+            return QueuePlanner(
+                dealer.claimant, board, dealer.keys, spec.cell_costs, self._config, self.bounds_on(board)
+            )
         if not isinstance(dealer, LockstepDealer):
             return None
         board.policy = self.first_policy.name
         return LockstepExecutor(board)
+
+
+class PublishedBounds:
+    """What the replicas have found of how much memory a step may take on each of them."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def bound(self, replica: int) -> float | None:
+        """Most memory cost of a cell; ``None`` while no step has had to be run in parts."""
+        view = self._board.view
+        if replica == view.me:
+            return view.record.memory_bound
+        peer = view.published.get(replica)
+        return None if peer is None else peer.record.memory_bound
 
 
 class LockstepExecutor:

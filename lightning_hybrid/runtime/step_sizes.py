@@ -110,7 +110,7 @@ class StepSizes:
                 self._unmeasured, self._largest = 0, max(self._largest, size)
                 self._to_measure -= 1
                 self._model.observe(samples, elements, memory.peak_bytes)
-        self._cap.succeed(size)
+        self._cap.succeed(size, size / samples)
 
     def _most_by_memory(self, samples: int, elements: int | None) -> int | None:
         """By what is free; ``None`` where that is not known."""
