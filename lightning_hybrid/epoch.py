@@ -24,6 +24,8 @@ from lightning_hybrid.runtime.claimer import QueueDealer
 from lightning_hybrid.runtime.collectives import CollectiveCounter, CollectiveWatch
 from lightning_hybrid.runtime.dealing import new_dealer, prior_from, probe_works
 from lightning_hybrid.runtime.figures import EpochFigures
+from lightning_hybrid.runtime.guarded import Loaded
+from lightning_hybrid.runtime.loader import NOTHING
 from lightning_hybrid.runtime.losses import Losses
 from lightning_hybrid.runtime.recorder import StepRecorder
 from lightning_hybrid.runtime.recording import Recording, recording_of
@@ -134,11 +136,26 @@ class EpochRun:
         """The loop waited this long for a batch."""
         self.recorder.note_wait(seconds)
 
-    def give_up(self, work: Work) -> None:
-        """No sample of a work that was begun could be loaded, so that there is no batch to run."""
+    def unpack(self, work: Work, loaded: Any) -> Any:
+        """The batch of a work that was begun, without the samples that could not be loaded; `NOTHING`: none could.
+
+        Raises:
+            TooManyErrors: see `leave_out`.
+        """
+        if not isinstance(loaded, Loaded):
+            return loaded
+        for failure in () if work.ghost else loaded.failures:
+            self.leave_out(work.start + failure.place, failure.where, failure.error)
+        if len(loaded.failures) < loaded.size:
+            return loaded.batch
+        self._give_up(work)
+        return NOTHING
+
+    def _give_up(self, work: Work) -> None:
         self._handed.remove(work)
-        self.done.remove(work)
-        self.losses.works.append(work)
+        if not work.ghost:
+            self.done.remove(work)
+            self.losses.works.append(work)
         if self._dealer is not None:
             self._dealer.done(work)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_hybrid.lightning import attachment
 from lightning_hybrid.probes.step_memory import StepMemory
 from lightning_hybrid.runtime.batch_size import num_samples
 from lightning_hybrid.runtime.costs import batch_elements
@@ -98,3 +99,14 @@ class EmulatedMemory:
 
     def _capacity(self, step: int) -> int:
         return self._capacity_bytes(step) if callable(self._capacity_bytes) else self._capacity_bytes
+
+
+@contextmanager
+def metered(device: EmulatedMemory) -> Iterator[None]:
+    """Has Trainers whose run begins inside read the memory of ``device``."""
+    before = attachment.meter_for
+    attachment.meter_for = lambda *_: device  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        attachment.meter_for = before

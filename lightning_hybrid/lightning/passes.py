@@ -17,7 +17,6 @@ from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.agreement import Exchange, NoExchange, StoreExchange, agree_on_grid, tell_the_others
 from lightning_hybrid.lightning.ghost import run_ghost
 from lightning_hybrid.lightning.ordering import Arranged
-from lightning_hybrid.runtime.guarded import Loaded
 from lightning_hybrid.runtime.loader import NOTHING, WorkFeed, WorkIterator
 from lightning_hybrid.runtime.lockstep import ghost_work
 from lightning_hybrid.runtime.spec import EpochSpec, SizeRange, Stage
@@ -94,15 +93,8 @@ class LivePass:
     def unpack(self, work: Work, loaded: Any) -> Any:
         """The batch of a work that is about to be run; `NOTHING` where none of its samples could be loaded."""
         epoch = self._opened
-        batch = loaded
-        if isinstance(loaded, Loaded):
-            batch = loaded.batch
-            for failure in () if work.ghost else loaded.failures:
-                epoch.leave_out(work.start + failure.place, failure.where, failure.error)
-            if len(loaded.failures) == loaded.size:
-                epoch.give_up(work)
-                return NOTHING
-        if not work.ghost:
+        batch = epoch.unpack(work, loaded)
+        if not work.ghost and batch is not NOTHING:
             kept = epoch.losses.kept(work)
             indices = self._grid.indices(work.start, work.stop)
             if len(kept) < work.size:

@@ -79,7 +79,7 @@ META = (
     "is_min_reduction",
 )
 RESULT_METRIC = ("meta", "is_tensor", "value", "_computed", "_update_count", "_forward_cache", "_defaults")
-RESULTS = ("valid_items", "batch", "batch_size", "dataloader_idx", "pop")
+RESULTS = ("valid_items", "batch", "batch_size", "dataloader_idx", "pop", "update_metrics")
 TORCHMETRICS = ("_defaults", "_update_count", "_computed", "_forward_cache")
 OTHERS = {
     "_IndexBatchSamplerWrapper": "overrides.distributed",
@@ -88,6 +88,8 @@ OTHERS = {
     "_ResultMetric": "trainer.connectors.logger_connector.result",
     "is_param_in_hook_signature": "utilities.signature_utils",
     "_call_strategy_hook": "trainer.call",
+    "_TunerExitException": "utilities.exceptions",
+    "MisconfigurationException": "utilities.exceptions",
 }
 """Names that are looked up in a module, below the package."""
 
@@ -292,6 +294,18 @@ def test_groups_count_their_collectives() -> None:
     assert run_ranks(rank, 2, deadline_s=20) == [1, 1]
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_torch_copies_lists_of_tensors_and_tells_whether_one_was_changed(is_inference: bool) -> None:
+    state, buffer = torch.zeros(3), torch.zeros(3)
+    with torch.inference_mode(is_inference):
+        before = state._version
+        state += 1
+        torch._foreach_copy_([buffer], [state])
+
+    assert state._version > before
+    assert buffer.tolist() == [1, 1, 1]
+
+
 # --- the table is whole ----------------------------------------------------------------------------------------------
 
 
@@ -308,7 +322,15 @@ def _private_names(file: Path) -> Iterator[str]:
 
 PATHS = (*TRAINER, *EVALUATION_LOOP, *EVERY_LOOP, *RESULT_METRIC, *TORCHMETRICS)
 LIGHTNINGS = {part for path in PATHS for part in path.split(".")} | {*OTHERS, "_mode", "_on_before_batch_transfer"}
-TORCHS = {"_index_sampler", "_NormBase", "_world", "_get_sequence_number_for_group", "_get_default_store"}
+TORCHS = {
+    "_NormBase",
+    "_foreach_copy_",
+    "_get_default_store",
+    "_get_sequence_number_for_group",
+    "_index_sampler",
+    "_version",
+    "_world",
+}
 
 
 def test_every_private_name_that_the_package_uses_is_in_the_table() -> None:
@@ -316,7 +338,7 @@ def test_every_private_name_that_the_package_uses_is_in_the_table() -> None:
     used = {
         f"{file.name}: {name}"
         for folder in ("lightning", "runtime")
-        for file in (package / folder).glob("*.py")
+        for file in (package / folder).rglob("*.py")
         for name in _private_names(file)
         if name not in LIGHTNINGS | TORCHS
     }
