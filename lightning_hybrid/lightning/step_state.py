@@ -8,6 +8,7 @@ once a step has failed, and until then it is known whether the step has changed 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ _SMALL_ELEMENTS = 4096
 """A tensor of at most so many elements is copied before every step."""
 _SMALL_ENTRIES = 1024
 """A dictionary or set of at most so many entries is copied before every step."""
+_PLAIN = (bool, int, float, str, type(None))
 _COUNTED = (bool, int, float, str, list, dict, set)
 """Attributes of a module that a step may change, and that are given back."""
 
@@ -28,7 +30,7 @@ _COUNTED = (bool, int, float, str, list, dict, set)
 class StepState:
     """Metrics, logged numbers and the module's own attributes, as they were when `keep` was called last.
 
-    The metrics are those that the module has when the object is made.
+    The metrics are those that the module has when the object is made, in the loop whose steps are run.
 
     Args:
         trainer: The running Trainer.
@@ -37,14 +39,16 @@ class StepState:
     def __init__(self, trainer: Trainer) -> None:
         self.keeps_large = False
         """Whether large states are copied too."""
-        self._trainer = trainer
+        # asking the Trainer which loop runs takes longer than all else here
+        self._results = _compat.results_of(trainer)
         self._module: LightningModule = trainer.lightning_module
-        self._metrics = _compat.metric_states(self._module)
+        self._metrics = [_Metric(*found) for found in _compat.metric_states(self._module)]
         self._tensors = _Tensors()
         self._lists: dict[int, _List] = {}
-        self._known: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._logged: dict[str, dict[str, Any]] = {}
-        self._own: dict[str, Any] = {}
+        self._logged: dict[str, Any] = {}
+        self._own: list[Any] = []
+        self._num_own = 0
+        self._names: list[str] = []
         self._copies: dict[str, Any] = {}
         self._lists_of_own: list[str] = []
         self._others_of_own: list[str] = []
@@ -52,51 +56,49 @@ class StepState:
     def keep(self) -> None:
         """Keeps everything as it is now."""
         tensors: list[torch.Tensor] = []
-        self._known = []
-        for attributes, names in self._metrics:
-            self._known.append((attributes, attributes.copy()))
-            for name in names:
-                state = attributes[name]
-                if isinstance(state, torch.Tensor):
-                    tensors.append(state)
-                elif isinstance(state, list):
-                    self._keep_list(state)
+        for metric in self._metrics:
+            metric.keep()
+            if metric.read_tensors is not None:
+                tensors += metric.read_tensors(metric.attributes)
+            for name in metric.lists:
+                self._keep_list(metric.attributes[name])
         self._tensors.keep(tensors, everything=self.keeps_large)
-        results = _compat.results_of(self._trainer)
+        results = self._results
         # a logged number is never changed in place, so that it is enough to remember which tensor it was
-        self._logged = {} if results is None else {key: vars(metric).copy() for key, metric in results.items()}
+        self._logged = {} if results is None else {key: _compat.logged_now(log) for key, log in results.items()}
         self._keep_own()
 
     def give_back(self) -> bool:
         """Puts everything back; whether it could, which it cannot where a large state was changed in place."""
         is_whole = self._tensors.give_back()
-        for attributes, before in self._known:
-            attributes.clear()
-            attributes.update(before)
+        for metric in self._metrics:
+            metric.give_back()
         for kept in self._lists.values():
             kept.give_back()
-        results = _compat.results_of(self._trainer)
+        results = self._results
         if results is not None:
             for key in results.keys() - self._logged.keys():
                 del results[key]
             for key, before in self._logged.items():
-                attributes = vars(results[key])
-                attributes.clear()
-                attributes.update(before)
+                vars(results[key]).update(before)
         return self._give_back_own() and is_whole
 
     def forget(self) -> None:
         """Lets go of all that is kept."""
-        self._tensors, self._lists, self._known, self._logged = _Tensors(), {}, [], {}
-        self._own, self._copies = {}, {}
+        self._tensors, self._lists, self._logged = _Tensors(), {}, {}
+        self._own, self._copies, self._num_own = [], {}, 0
+        for metric in self._metrics:
+            metric.forget()
 
     def _keep_own(self) -> None:
         own = vars(self._module)
-        if len(own) != len(self._own):
+        if len(own) != self._num_own:
+            self._num_own = len(own)
             public = [name for name in own if name[0] != "_"]
+            self._names = [name for name in public if isinstance(own[name], _COUNTED)]
             self._lists_of_own = [name for name in public if isinstance(own[name], list)]
             self._others_of_own = [name for name in public if isinstance(own[name], dict | set)]
-        self._own, self._copies = own.copy(), {}
+        self._own, self._copies = [own[name] for name in self._names], {}
         for name in self._lists_of_own:
             self._keep_list(own[name])
         for name in self._others_of_own:
@@ -112,9 +114,7 @@ class StepState:
     def _give_back_own(self) -> bool:
         is_whole = True
         own = vars(self._module)
-        for name, value in self._own.items():
-            if name[0] != "_" and isinstance(value, _COUNTED):
-                own[name] = value
+        own.update(zip(self._names, self._own, strict=True))
         for name, copy in self._copies.items():
             value = own[name]
             if isinstance(copy, int):
@@ -123,6 +123,47 @@ class StepState:
                 value.clear()
                 value.update(copy)
         return is_whole
+
+
+class _Metric:
+    """What a step may change of one metric.
+
+    Before each step its states and counters are read; what else it has, such as its flags, only differs from what it is
+    now while the metric is being updated.
+
+    Args:
+        attributes: All attributes of the metric.
+        states: Names of its states.
+        counters: Names of what else an update leaves changed.
+    """
+
+    def __init__(self, attributes: dict[str, Any], states: list[str], counters: list[str]) -> None:
+        self.attributes = attributes
+        numbers = [name for name, value in attributes.items() if name[0] != "_" and type(value) in (int, float)]
+        self._names = list(dict.fromkeys([*states, *counters, *numbers]))
+        self._between_steps = {k: v for k, v in attributes.items() if isinstance(v, _PLAIN) and k not in self._names}
+        self._read, self._kept = _reader(self._names), ()
+        self.lists = [name for name in states if isinstance(attributes[name], list)]
+        tensors = [name for name in states if isinstance(attributes[name], torch.Tensor)]
+        self.read_tensors = _reader(tensors) if tensors else None
+
+    def keep(self) -> None:
+        self._kept = self._read(self.attributes)
+
+    def give_back(self) -> None:
+        self.attributes.update(self._between_steps)
+        self.attributes.update(zip(self._names, self._kept, strict=True))
+
+    def forget(self) -> None:
+        self._kept = ()
+
+
+def _reader(names: list[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """A function that gives the values of ``names``; made once, as it is called before every step."""
+    if len(names) == 1:
+        return lambda attributes: (attributes[names[0]],)
+    read: Callable[[dict[str, Any]], tuple[Any, ...]] = operator.itemgetter(*names)
+    return read
 
 
 class _List:

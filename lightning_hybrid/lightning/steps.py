@@ -15,7 +15,7 @@ from lightning_hybrid.lightning.ordering import has_training_norm
 from lightning_hybrid.lightning.step_state import StepState
 from lightning_hybrid.runtime import microbatch
 from lightning_hybrid.runtime.microbatch import MergeFunction, SplitFunction
-from lightning_hybrid.runtime.recovery import Cut, Ran, Recovery, Sizes, Task
+from lightning_hybrid.runtime.recovery import Cut, Ran, Recovery, Sizes
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -58,32 +58,39 @@ class Steps:
             SampleTooLarge: a single sample does not fit into memory.
             TooManyErrors: more samples than ``max_errors`` could not be run.
         """
-        positions = epoch.positions_due
-        logs: list[_compat.PartLogs] = []
-
-        def part_logs() -> _compat.PartLogs:
-            logs.append(_compat.PartLogs(self._trainer))
-            return logs[0]
-
-        task = Task(
-            step=lambda batch: original(batch, *args[1:], **kwargs),
-            batch=args[0],
-            size=len(positions),
-            cut=lambda: self._cut(epoch, args[0], len(positions)),
-            name=lambda place: epoch.name_of(positions[place]),
-            logs=part_logs,
-            is_torn=epoch.has_issued_collective,
-        )
+        task = _Task(self, epoch, original, args, kwargs)
         try:
             ran = self._recovery_for(epoch).run(task)
         finally:
-            for each in logs:
-                each.close()
-        epoch.losses.has_run |= bool(ran.outputs)
+            if task.part_logs is not None:
+                task.part_logs.close()
+        if ran.outputs:
+            epoch.losses.has_run = True
         epoch.note_sizes(ran.sizes, is_short=ran.is_short)
         for place, error in ran.bad.items():
-            epoch.leave_out(positions[place], "step", error)
+            epoch.leave_out(task.positions[place], "step", error)
         return self._merged(ran, epoch)
+
+    def new_logs(self) -> _compat.PartLogs:
+        """What stands in for the logs of the batch that is run now."""
+        return _compat.PartLogs(self._trainer)
+
+    def cut(self, epoch: EpochRun, batch: Any, size: int) -> Cut:
+        """The function that cuts a batch of ``size`` samples.
+
+        Raises:
+            BatchError: it must not be cut.
+        """
+        if self._config.batch_dependent:
+            raise BatchError("batch_dependent=True says that results depend on the whole batch")
+        if has_training_norm(self._trainer.lightning_module):
+            raise BatchError("a norm layer is in training mode, so that results depend on the whole batch")
+        if epoch.steps_have_collectives:
+            raise BatchError("the steps issue collectives, in which all ranks would have to take part")
+        if self._split_fn is not None:
+            split = self._split_fn
+            return lambda start, stop: split(batch, start, stop)
+        return microbatch.cutter(batch, size, is_collated=epoch.spec.loader_idx in self.collated)
 
     def forget(self) -> None:
         """Lets go of what was kept of the last step."""
@@ -104,23 +111,6 @@ class Steps:
             self._epoch = epoch
         return self._recovery
 
-    def _cut(self, epoch: EpochRun, batch: Any, size: int) -> Cut:
-        """The function that cuts a batch.
-
-        Raises:
-            BatchError: it must not be cut.
-        """
-        if self._config.batch_dependent:
-            raise BatchError("batch_dependent=True says that results depend on the whole batch")
-        if has_training_norm(self._trainer.lightning_module):
-            raise BatchError("a norm layer is in training mode, so that results depend on the whole batch")
-        if epoch.steps_have_collectives:
-            raise BatchError("the steps issue collectives, in which all ranks would have to take part")
-        if self._split_fn is not None:
-            split = self._split_fn
-            return lambda start, stop: split(batch, start, stop)
-        return microbatch.cutter(batch, size, is_collated=epoch.spec.loader_idx in self.collated)
-
     def _merged(self, ran: Ran, epoch: EpochRun) -> Any:
         if len(ran.outputs) < 2:
             return ran.outputs[0] if ran.outputs else None
@@ -135,6 +125,39 @@ class Steps:
             what = "the list of the parts' outputs" if mean is None else "the mean of the parts, weighted by samples"
             self._say(f"{why}; until then it is {what}")
             return ran.outputs if mean is None else mean
+
+
+class _Task:
+    """The step that is due; see `lightning_hybrid.runtime.recovery.Task`."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        epoch: EpochRun,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._steps, self._epoch, self._original, self._args, self._kwargs = steps, epoch, original, args, kwargs
+        self.batch, self.positions = args[0], epoch.positions_due
+        self.size = len(self.positions)
+        self.part_logs: _compat.PartLogs | None = None
+
+    def step(self, batch: Any) -> Any:
+        return self._original(batch, *self._args[1:], **self._kwargs)
+
+    def cut(self) -> Cut:
+        return self._steps.cut(self._epoch, self.batch, self.size)
+
+    def name(self, place: int) -> str:
+        return self._epoch.name_of(self.positions[place])
+
+    def logs(self) -> _compat.PartLogs:
+        self.part_logs = self._steps.new_logs()
+        return self.part_logs
+
+    def is_torn(self) -> bool:
+        return self._epoch.has_issued_collective()
 
 
 def _mean(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:

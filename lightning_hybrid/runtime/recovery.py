@@ -71,23 +71,36 @@ class PartLogs(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(Protocol):
     """A batch whose step is due."""
 
-    step: Callable[[Any], Any]
-    """Runs the user's step on the batch, or on a part of it."""
     batch: Any
     size: int
     """Samples of the batch."""
-    cut: Callable[[], Cut]
-    """Makes the function that cuts the batch; raises `BatchError` where it cannot be cut."""
-    name: Callable[[int], str]
-    """Tells a sample by its place in the batch, for messages."""
-    logs: Callable[[], PartLogs]
-    """Called where the batch is run in parts."""
-    is_torn: Callable[[], bool]
-    """Whether the step has issued a collective, so that it cannot be run again without the other ranks."""
+
+    def step(self, batch: Any) -> Any:
+        """Runs the user's step on the batch, or on a part of it."""
+        ...
+
+    def cut(self) -> Cut:
+        """The function that cuts the batch.
+
+        Raises:
+            BatchError: it cannot be cut.
+        """
+        ...
+
+    def name(self, place: int) -> str:
+        """What to call a sample in a message."""
+        ...
+
+    def logs(self) -> PartLogs:
+        """What stands in for the logs of the whole batch; asked where it is run in parts."""
+        ...
+
+    def is_torn(self) -> bool:
+        """Whether the step has issued a collective, so that it cannot be run again without the other ranks."""
+        ...
 
 
 @dataclass

@@ -138,9 +138,22 @@ def _metric_state(metric: Any) -> dict[str, Any]:
 # --- steps that are run again, or in parts ---------------------------------------------------------------------------
 
 
-def metric_states(module: LightningModule) -> list[tuple[dict[str, Any], list[str]]]:
-    """For each torchmetric below ``module`` all its attributes, and which of them are its states."""
-    return [(vars(metric), list(metric._defaults)) for metric in _metrics_of(module)]
+_COUNTERS = ["_update_count", "_computed", "_forward_cache"]
+_LOG = ("value", "_update_count", "_computed", "_forward_cache", "has_reset")
+
+
+def metric_states(module: LightningModule) -> list[tuple[dict[str, Any], list[str], list[str]]]:
+    """For each torchmetric below ``module`` all its attributes, the names of its states, and those of its counters."""
+    return [(vars(metric), list(metric._defaults), _COUNTERS) for metric in _metrics_of(module)]
+
+
+def logged_now(log: Any) -> dict[str, Any]:
+    """The attributes of a logged number that the next log of it changes."""
+    attributes = vars(log)
+    kept = {name: attributes[name] for name in _LOG}
+    if "cumulated_batch_size" in attributes:
+        kept["cumulated_batch_size"] = attributes["cumulated_batch_size"]
+    return kept
 
 
 def results_of(trainer: Trainer) -> dict[str, Any] | None:
