@@ -146,7 +146,7 @@ class EpochRun:
             return loaded
         for failure in () if work.ghost else loaded.failures:
             self.leave_out(work.start + failure.place, failure.where, failure.error)
-        if len(loaded.failures) < loaded.size:
+        if not loaded.is_empty:
             return loaded.batch
         self._give_up(work)
         return NOTHING

@@ -33,16 +33,16 @@ class SampleFailure:
 
 
 _MOST_TEXT = 500
-"""Characters of an error that are kept."""
 
 
 def text_of(error: BaseException) -> str:
-    """Type and text of an error, cut to a length that can be sent and shown."""
+    """The error's type and text, at most 500 characters."""
+    name = type(error).__name__
     try:
-        text = str(error).strip()
-    except Exception as broken:  # an error of the user's may not even say what it is
-        text = f"(its text cannot be had: {type(broken).__name__})"
-    return f"{type(error).__name__}: {text}"[:_MOST_TEXT]
+        text = f"{name}: {error}"
+    except Exception:  # an error of the user's, whose __str__ may be broken as well
+        text = f"{name}, whose text cannot be read"
+    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 3] + "..."
 
 
 def summary(failures: list[SampleFailure], most: int = 5) -> str:

@@ -29,6 +29,7 @@ from lightning_hybrid.probes.step_memory import NoMeter, meter_for
 from lightning_hybrid.runtime import results
 from lightning_hybrid.runtime.assembly import Outputs
 from lightning_hybrid.runtime.costs import CostOption, batch_elements
+from lightning_hybrid.runtime.guarded import can_guard
 from lightning_hybrid.runtime.keys import KeyOption
 from lightning_hybrid.runtime.metrics import combine
 from lightning_hybrid.runtime.microbatch import MergeFunction, SplitFunction
@@ -266,9 +267,20 @@ class Attachment:
             self.package,
             length,
             lambda make: LivePass(self.trainer, self.engine, loader, plan, sampler).batches(make),
-            guards=self.config.on_error == "skip",
+            guards=self._guards(loader, f"loader {loader_idx} of {stage}"),
         )
         return copy
+
+    def _guards(self, loader: DataLoader[Any], which: str) -> bool:
+        """Whether samples that cannot be loaded are left out."""
+        if self.config.on_error != "skip":
+            return False
+        if not can_guard(loader):
+            self._say_once(
+                f"on_error='skip' has no effect on what {which} raises while it loads, because"
+                f" {type(loader).__name__} has an __iter__ of its own"
+            )
+        return can_guard(loader)
 
     def _size_range(self, loader: DataLoader[Any]) -> SizeRange | None:
         unit = cell_size(loader, self.config) if self.config.micro_batch_size == "auto" else None

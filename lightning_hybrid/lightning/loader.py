@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from lightning_hybrid.core.plan import Grid
 from lightning_hybrid.lightning import _compat
-from lightning_hybrid.runtime.guarded import guarded
+from lightning_hybrid.runtime.guarded import guard
 
 Iterate = Callable[[Callable[[], Iterator[Any]]], Iterator[Any]]
 """Makes the loop's iterator from a function that makes the loader's own."""
@@ -150,7 +150,7 @@ def _live_class(cls: Any) -> Any:
     def make_inner(self: Any) -> Iterator[Any]:
         if not self._hybrid_guards:
             return iter(cls.__iter__(self))
-        with guarded(self):
+        with guard(self):
             return iter(cls.__iter__(self))
 
     def iterate(self: Any) -> Iterator[Any]:
