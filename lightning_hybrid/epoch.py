@@ -62,6 +62,7 @@ class EpochRun:
         self._handed: deque[Work] = deque()  # batches whose step has not run: one, or more where the loop reads ahead
         self._running: Work | None = None
         self._memory_bound: float | None = None
+        self._failures_before = engine.sizes.num_failures
         self._step_sizes: deque[int] = deque(maxlen=_NEWEST_STEPS)
         self._replica = engine.replica
         self._steps_begun = 0
@@ -336,6 +337,7 @@ class EpochRun:
         return self.recorder.record(
             cells_stolen=self._cells_stolen,
             failed_samples=len(self.losses.failures),
+            memory_failures=self._engine.sizes.num_failures - self._failures_before,
             memory_bound=self._memory_bound,
             micro_batch_size=sum(self._step_sizes) / len(self._step_sizes) if self._step_sizes else None,
             times_collectives=in_lockstep,

@@ -64,6 +64,8 @@ class ReplicaRecord:
     """Cells that this replica took from others' claims."""
     failed_samples: int = 0
     """Samples that could not be run and were left out; they count as finished too."""
+    memory_failures: int = 0
+    """Steps that ran out of memory; they were run again in parts."""
     memory_bound: float | None = None
     """Memory cost above which a cell has to be run in parts here; ``None`` where none had to, or none is known."""
     micro_batch_size: float | None = None
@@ -136,6 +138,11 @@ class BalanceSnapshot:
     def samples_failed(self) -> int:
         """Samples that could not be run, of all replicas together."""
         return sum(record.failed_samples for record in self.replicas)
+
+    @property
+    def error_frac(self) -> float | None:
+        """Share of the finished samples that could not be run, 0..1."""
+        return self.samples_failed / self.samples_done if self.samples_done else None
 
     @property
     def wall_s(self) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_hybrid.core.communication import CommunicationState
 from lightning_hybrid.core.config import HybridConfig
+from lightning_hybrid.core.incidents import failed_samples, out_of_memory
 from lightning_hybrid.core.recommend import Recommendation, straggler
 from lightning_hybrid.core.state import BalanceSnapshot
 from lightning_hybrid.core.statistics import Statistics
@@ -59,8 +60,7 @@ class Reporter:
         report = self._shared.report_to(self._trainer.loggers)
         in_fit = _compat.in_fit(self._trainer)
         snapshots = [epoch.snapshot() for epoch in epochs]
-        found = (straggler(s, threshold_frac=self._config.straggler_threshold_frac) for s in snapshots)
-        self.recommendations = tuple(recommendation for recommendation in found if recommendation is not None)
+        self.recommendations = tuple(found for snapshot in snapshots for found in self._found(snapshot))
         for snapshot in snapshots:
             x = self._x(snapshot)
             self._log(snapshot, x, is_last=True)
@@ -76,6 +76,16 @@ class Reporter:
                 self._communication = communication
                 report.log_communication(communication, x, stage=stage)
         report.close()
+
+    def _found(self, snapshot: BalanceSnapshot) -> Iterator[Recommendation]:
+        threshold_frac = self._config.straggler_threshold_frac
+        for found in (
+            straggler(snapshot, threshold_frac=threshold_frac),
+            out_of_memory(snapshot),
+            failed_samples(snapshot),
+        ):
+            if found is not None:
+                yield found
 
     def hook_progress_bar(self, patches: Patches, current: Any) -> None:
         """Makes the progress bar count the batches of all replicas; ``current()`` is the running epoch."""

@@ -42,6 +42,10 @@ def scalars(snapshot: BalanceSnapshot, *, devices: bool = True) -> dict[str, flo
     ``balance/<stage>/throughput_samples_per_s``            samples per second of all replicas together
     ``balance/<stage>/reused_samples``                      samples that were not run, because an equal one was
     ``balance/<stage>/overhead_us_per_step``                this package's own time per step, of the worst replica
+    ``balance/<stage>/micro_batch_size/replica<r>``         mean samples of its newest steps, or of their parts
+    ``balance/<stage>/memory_failures/replica<r>``          its steps that ran out of memory, once there are some
+    ``balance/<stage>/failed_samples``                      samples that were left out, once there are some
+    ``performance/<stage>/error_frac``                      the same over the finished samples, 0..1
     ``performance/<stage>/communication_frac/replica<r>``   share of its step time in collectives; lockstep only
     ``devices/<stage>/<name>/replica<r>``                   the first names of `device_scalars`
     ======================================================  ========================================================
@@ -61,6 +65,8 @@ def scalars(snapshot: BalanceSnapshot, *, devices: bool = True) -> dict[str, flo
         f"balance/{snapshot.stage}/throughput_samples_per_s": snapshot.throughput_per_s,
         f"balance/{snapshot.stage}/reused_samples": snapshot.samples_reused or None,
         f"balance/{snapshot.stage}/overhead_us_per_step": overhead_us_per_step(snapshot),
+        f"balance/{snapshot.stage}/failed_samples": snapshot.samples_failed or None,
+        f"performance/{snapshot.stage}/error_frac": snapshot.error_frac if snapshot.samples_failed else None,
     }
     for record in snapshot.replicas:
         for name, value in _replica_numbers(snapshot, record):
@@ -186,6 +192,8 @@ def _replica_numbers(snapshot: BalanceSnapshot, record: ReplicaRecord) -> Iterat
     yield "share_frac", snapshot.share_frac(record)
     yield "speed_samples_per_s", snapshot.speed_of(record)
     yield "busy_frac", record.busy_frac
+    yield "micro_batch_size", record.micro_batch_size
+    yield "memory_failures", record.memory_failures or None
 
 
 def _tagged(group: str, who: str, state: DeviceState, numbers: Mapping[str, _Number]) -> dict[str, float | None]:
