@@ -58,6 +58,8 @@ class Steps:
             SampleTooLarge: a single sample does not fit into memory.
             TooManyErrors: more samples than ``max_errors`` could not be run.
         """
+        if not self._trainer.callbacks:  # as in the trials of a BatchSizeFinder, which must see what does not fit
+            return original(*args, **kwargs)
         task = _Task(self, epoch, original, args, kwargs)
         try:
             ran = self._recovery_for(epoch).run(task)

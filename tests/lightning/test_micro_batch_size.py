@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BatchSizeFinder
+from torch.utils.data import DataLoader
 
 from lightning_hybrid import HybridBalanceCallback
-from tests.lightning.scenes import Echo, Logs, ids, trainer
+from tests.lightning.scenes import Echo, Ids, Logs, ids, trainer
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(60)
@@ -79,3 +82,37 @@ def test_outputs_without_rows_are_given_step_by_step() -> None:
     out = trainer(1, callback).predict(Scalar(), ids(8, 4))
     assert list(map(float, out)) == [3, 12, 13]
     assert callback.indices() == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_beside_lightnings_own_search_the_size_that_it_finds_is_the_size_that_fits() -> None:
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 2
+            self._modes: set[bool] = set()
+
+        def val_dataloader(self) -> DataLoader[float]:
+            return DataLoader(Ids(16), self.batch_size)
+
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            self._modes.add(self.training)
+            if len(batch) > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            self.log("count", float(len(batch)), reduce_fx="sum")
+
+    model = Model()
+    finder = BatchSizeFinder(mode="power", steps_per_trial=2, init_val=2, max_trials=5)
+    runner = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        callbacks=[HybridBalanceCallback(), finder],
+    )
+    found = runner.validate(model, verbose=False)
+
+    assert model.batch_size == 4
+    assert model._modes == {False}
+    assert found == [{"count": 16.0}]

@@ -238,3 +238,80 @@ def test_a_large_metric_is_kept_from_the_first_failure_on() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         trainer(1, HybridBalanceCallback()).validate(Counts({0: "late"}), ids(12, 4), verbose=False)
     assert "large metric" in caught.value.__notes__[0]
+
+
+# --- outputs ---------------------------------------------------------------------------------------------------------
+
+
+class Shaped(Echo):
+    """Gives outputs of one kind; runs out of memory above ``most`` samples."""
+
+    def __init__(self, kind: str, most: int) -> None:
+        super().__init__()
+        self.kind, self._memory = kind, Fits(most)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        self._memory.take(batch)
+        if self.kind == "none for some":
+            return None if batch_idx % 2 else batch
+        if self.kind == "dictionary":
+            return {"double": batch * 2, "texts": [f"{value:.0f}" for value in batch.tolist()]}
+        if self.kind == "tuple":
+            return batch, batch.unsqueeze(1).expand(-1, 3)
+        if self.kind == "texts":
+            return [f"{value:.0f}" for value in batch.tolist()]
+        return batch.float().mean()
+
+
+def _plain(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.tolist()
+    if isinstance(output, dict):
+        return {key: _plain(value) for key, value in output.items()}
+    return [_plain(item) for item in output] if isinstance(output, list | tuple) else output
+
+
+@pytest.mark.parametrize("kind", ["none for some", "dictionary", "tuple", "texts", "one number"])
+def test_outputs_keep_structure_and_order(kind: str) -> None:
+    expected = trainer(1, HybridBalanceCallback()).predict(Shaped(kind, 99), ids(14, 6))
+    found = trainer(1, HybridBalanceCallback()).predict(Shaped(kind, 4), ids(14, 6))
+
+    assert (
+        _plain(found) == pytest.approx(_plain(expected)) if kind == "one number" else _plain(found) == _plain(expected)
+    )
+    assert list(map(type, found)) == list(map(type, expected))
+
+
+def test_outputs_of_different_widths_become_rows() -> None:
+    class Padded(SmallEcho):
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            self._memory.take(batch)
+            return torch.ones(len(batch), int(batch.max()) + 1)
+
+        def on_predict_batch_end(self, *_: Any) -> None:
+            pass
+
+    callback = HybridBalanceCallback()
+    (out,) = trainer(1, callback).predict(Padded(2), ids(4, 4))
+    assert [len(row) for row in out] == [2, 2, 4, 4]
+
+
+def test_in_evaluation_a_norm_layer_gives_the_same_for_any_parts() -> None:
+    class Normed(SmallEcho):
+        def __init__(self, most: int) -> None:
+            super().__init__(most)
+            torch.manual_seed(0)
+            self.norm = torch.nn.BatchNorm1d(4)
+            self.norm.running_mean = torch.randn(4)
+
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            self._memory.take(batch)
+            return self.norm(batch.float().unsqueeze(1).expand(-1, 4))
+
+        def on_predict_batch_end(self, *_: Any) -> None:
+            pass
+
+    whole = trainer(1, HybridBalanceCallback()).predict(Normed(99), ids(16, 8))
+    for most in (4, 1):
+        parts = trainer(1, HybridBalanceCallback()).predict(Normed(most), ids(16, 8))
+        assert all(torch.equal(a, b) for a, b in zip(parts, whole, strict=True))
