@@ -32,14 +32,12 @@ from lightning_hybrid.runtime.recording import Recording, recording_of
 from lightning_hybrid.runtime.sharedqueue import Alarm, SharedQueue
 from lightning_hybrid.runtime.spec import EpochSpec
 from lightning_hybrid.runtime.steering import LEADER, learnt_by_leader, parameters_of
+from lightning_hybrid.runtime.step_facts import StepFacts
 from lightning_hybrid.runtime.store import Store
 from lightning_hybrid.runtime.work import Dealer, Exhausted, StaticDealer, Work
 
 if TYPE_CHECKING:
     from lightning_hybrid.engine import Engine
-
-_NEWEST_STEPS = 32
-"""Steps whose mean size is told."""
 
 MayRecut = Callable[["EpochRun", Any, int], bool]
 """Tells from the epoch, a step's output and its batch size whether batches may be cut anew."""
@@ -61,9 +59,7 @@ class EpochRun:
         self._engine, self._mode = engine, mode
         self._handed: deque[Work] = deque()  # batches whose step has not run: one, or more where the loop reads ahead
         self._running: Work | None = None
-        self._memory_bound: float | None = None
-        self._failures_before = engine.sizes.num_failures
-        self._step_sizes: deque[int] = deque(maxlen=_NEWEST_STEPS)
+        self._facts = StepFacts(spec, engine.sizes, self.losses)
         self._replica = engine.replica
         self._steps_begun = 0
         self._collectives = CollectiveWatch(engine.replica, spec.stage, CollectiveCounter())
@@ -161,22 +157,9 @@ class EpochRun:
             self._dealer.done(work)
 
     def note_sizes(self, sizes: Sequence[int], *, is_short: bool) -> None:
-        """Notes how many samples the parts had in which the batch whose step ran was run, one part if as a whole.
-
-        Args:
-            sizes: Samples of each part.
-            is_short: Whether there are several parts for want of memory.
-        """
-        work = self._running
-        assert work is not None
-        self._step_sizes.extend(sizes)
-        memory = self.spec.memory_of(work)
-        if memory is None or not sizes:
-            return
-        if is_short:
-            self._memory_bound = memory * max(sizes) / sum(sizes)
-        elif self._memory_bound is not None and memory > self._memory_bound:
-            self._memory_bound = memory  # there is more free than there was
+        """Notes how many samples the parts had in which the batch whose step ran was run; see `StepFacts.note`."""
+        assert self._running is not None
+        self._facts.note(self._running, sizes, is_short=is_short)
 
     def leave_out(self, position: int, where: Where, error: str) -> None:
         """Notes a sample that could not be run.
@@ -187,8 +170,7 @@ class EpochRun:
         with self._board.changed:
             peers = self._board.view.published.items()
             elsewhere = sum(peer.record.failed_samples for replica, peer in peers if replica != self._replica)
-        index = None if self.spec.stream is not None else self.spec.grid.indices(position, position + 1)[0]
-        self.losses.add(position, index, where, error, elsewhere=elsewhere)
+        self.losses.add(position, self.spec.index_of(position), where, error, elsewhere=elsewhere)
 
     def finish(self) -> None:
         """Ends the epoch on this replica: no step runs here any more; waits until none runs elsewhere.
@@ -311,8 +293,8 @@ class EpochRun:
 
     def name_of(self, position: int) -> str:
         """What to call a sample in a message."""
-        is_stream = self.spec.stream is not None
-        which = "a sample" if is_stream else f"sample {self.spec.grid.indices(position, position + 1)[0]!r}"
+        index = self.spec.index_of(position)
+        which = "a sample" if index is None else f"sample {index!r}"
         return f"{which} of loader {self.spec.loader_idx} of {self.spec.stage}, on replica {self._replica}"
 
     def has_issued_collective(self) -> bool:
@@ -334,15 +316,8 @@ class EpochRun:
 
     def _record(self, *, finished: bool = False) -> ReplicaRecord:
         in_lockstep = self._mode == "lockstep"
-        return self.recorder.record(
-            cells_stolen=self._cells_stolen,
-            failed_samples=len(self.losses.failures),
-            memory_failures=self._engine.sizes.num_failures - self._failures_before,
-            memory_bound=self._memory_bound,
-            micro_batch_size=sum(self._step_sizes) / len(self._step_sizes) if self._step_sizes else None,
-            times_collectives=in_lockstep,
-            finished=finished,
-        )
+        record = self.recorder.record(cells_stolen=self._cells_stolen, times_collectives=in_lockstep, finished=finished)
+        return self._facts.told_in(record)
 
     @property
     def _cells_stolen(self) -> int:

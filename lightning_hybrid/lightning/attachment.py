@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
-
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from typing import TYPE_CHECKING, Any
 
 from lightning_hybrid.core.config import HybridConfig, ModeOption
 from lightning_hybrid.core.errors import ConfigError
 from lightning_hybrid.engine import Engine
 from lightning_hybrid.epoch import EpochRun
 from lightning_hybrid.lightning import _compat
-from lightning_hybrid.lightning import loader as live
 from lightning_hybrid.lightning.conclusion import Pack, conclude
 from lightning_hybrid.lightning.ghost import count_step
 from lightning_hybrid.lightning.links import Links
-from lightning_hybrid.lightning.ordering import Arranger, cell_size, has_training_norm, reason_to_keep
-from lightning_hybrid.lightning.passes import Deal, LivePass, LoaderPlan, steps_at_most
+from lightning_hybrid.lightning.loaders import Loaders
+from lightning_hybrid.lightning.ordering import Arranger, has_training_norm
 from lightning_hybrid.lightning.patches import Patches
 from lightning_hybrid.lightning.shared import shared_in
 from lightning_hybrid.lightning.steps import Steps
@@ -29,11 +26,10 @@ from lightning_hybrid.probes.step_memory import NoMeter, meter_for
 from lightning_hybrid.runtime import results
 from lightning_hybrid.runtime.assembly import Outputs
 from lightning_hybrid.runtime.costs import CostOption, batch_elements
-from lightning_hybrid.runtime.guarded import can_guard
 from lightning_hybrid.runtime.keys import KeyOption
 from lightning_hybrid.runtime.metrics import combine
 from lightning_hybrid.runtime.microbatch import MergeFunction, SplitFunction
-from lightning_hybrid.runtime.spec import SizeRange, Stage
+from lightning_hybrid.runtime.spec import Stage
 from lightning_hybrid.runtime.steering import Steering
 from lightning_hybrid.runtime.step_sizes import StepSizes
 from lightning_hybrid.runtime.store import open_stores
@@ -44,8 +40,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_AUTO_GROWTH = 16
-"""How many of the loader's batches a step may hold at most with ``micro_batch_size="auto"``."""
 _SHARDED = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
 _STAGES: tuple[Stage, ...] = ("predict", "validate", "test")
 
@@ -76,14 +70,12 @@ class Attachment:
     ) -> None:
         self.trainer, self.config = trainer, config
         mode = self._mode()  # may raise, on all ranks alike, so it comes before the first exchange
-        self.package = _compat.package_of(trainer)
         kwargs: dict[str, int] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         token, depth = trainer.strategy.broadcast((uuid.uuid4().hex[:12], config.comm_probe))
         device = trainer.strategy.root_device
         self._shared = shared_in(trainer)
         self._sampler = self._shared.hold_sampler(trainer, config.device_period_s)
         meter = meter_for(device, config.memory_limit_bytes)
-        self.sizes = StepSizes(None if isinstance(meter, NoMeter) else meter, config)
         self.engine = Engine(
             config,
             replica=kwargs.get("rank", 0),
@@ -92,26 +84,30 @@ class Attachment:
             probe=self._sampler,
             new_timer=lambda: timer_for(device, config.in_flight_steps),
             mode=mode,
-            sizes=self.sizes,
+            sizes=StepSizes(None if isinstance(meter, NoMeter) else meter, config),
             steering=steering,
         )
         self.outputs: dict[int, Outputs] = {}
         """What this rank holds of the outputs of each loader of predict."""
         self.arranger = Arranger(trainer, cost, reuse, config, self._say_once)
-        self.steps = Steps(trainer, config, self.sizes, split_fn=split_fn, merge_fn=merge_fn, say_once=self._say_once)
         self._streams = Streams(trainer, self.engine, self._say_once)
         self.links = Links(trainer, self.engine, depth)
+        self.loaders = Loaders(trainer, self.engine, self.arranger, self._streams, self.links, self._say_once)
+        self._steps = Steps(
+            trainer,
+            config,
+            self.engine.sizes,
+            is_collated=lambda loader_idx: loader_idx in self.loaders.collated,
+            split_fn=split_fn,
+            merge_fn=merge_fn,
+            say_once=self._say_once,
+        )
         self.patches = Patches()
         self._said: set[str] = set()
         self._adopted: list[str] = []
-        self._next_loader_idx = 0
-        self._combined_mode = "sequential"
-        self._read_ahead = 0
-        self._is_told_the_loader = self._is_detached = False
+        self._is_detached = False
         self.counted: tuple[FlopCount, int] | None = None
         """The operations of one step and how many samples it had, where they are counted."""
-        self.indexed: set[int] = set()
-        """The loaders of the present stage whose batches have known dataset indices."""
         self._attach()
         self._shared.has_epochs = lambda: bool(self.engine.epochs)
         self._sampler.start()
@@ -120,7 +116,7 @@ class Attachment:
         """Takes every hook out and ends the background threads; safe to call twice."""
         self.patches.undo()
         self.engine.close()
-        self.steps.forget()
+        self._steps.forget()
         self._shared.has_epochs = lambda: False
         if not self._is_detached:
             self._is_detached = True
@@ -129,57 +125,16 @@ class Attachment:
     # --- hooks --------------------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
-        _compat.hook_loader_requests(self.patches, self.trainer, self._noting_request)
-        _compat.hook_loader_preparation(self.patches, self.trainer, self._preparing)
+        _compat.hook_loader_requests(self.patches, self.trainer, self.loaders.noting_request)
+        _compat.hook_loader_preparation(self.patches, self.trainer, self.loaders.preparing)
         _compat.hook_epoch_end(self.patches, self.trainer, self._ending)
         _compat.hook_loop_start(self.patches, self.trainer, self._streams.starting)
         for stage in _STAGES:
             _compat.hook_step(self.patches, self.trainer.strategy, stage, self._stepping)
 
-    def _noting_request(self, original: Callable[[], Any]) -> Callable[[], Any]:
-        def request() -> Any:
-            loaders = original()
-            self._next_loader_idx = 0
-            self._combined_mode = _compat.combined_mode(loaders)
-            flat = _compat.flat_loaders(loaders)
-            self._is_told_the_loader = len(flat) > 1 and self._combined_mode == "sequential"
-            # the loop reads one batch ahead where it cannot tell from a length which one is the last
-            have_length = all(self._streams.claims(loader) or live.will_have_length(loader) for loader in flat)
-            self._read_ahead = 0 if have_length else 1
-            self._streams.forget()
-            self.links.are_used = False
-            self.indexed = set()
-            self.steps.collated = set()
-            return loaders
-
-        return request
-
-    def _preparing(self, original: Callable[..., object]) -> Callable[..., object]:
-        def prepare(dataloader: object, shuffle: bool, mode: Any) -> object:
-            stage = _compat.stage_of(mode)
-            if stage is None:
-                return original(dataloader, shuffle=shuffle, mode=mode)
-            loader_idx = self._next_loader_idx
-            self._next_loader_idx += 1
-            if not isinstance(dataloader, DataLoader):
-                self._say(f"loader {loader_idx} of {stage} is a {type(dataloader).__name__}, not a DataLoader")
-                self.arranger.pass_over(stage, loader_idx)
-                return original(dataloader, shuffle=shuffle, mode=mode)
-            deal = self._deal(dataloader, stage, loader_idx)
-            self.links.are_used |= deal in ("balance", "claim")
-            if deal in ("stock", "as it is", "claim"):
-                self.arranger.pass_over(stage, loader_idx)
-            if deal == "claim":
-                return self._streams.live(dataloader, stage, loader_idx, self._read_ahead)
-            if deal == "stock":
-                return original(dataloader, shuffle=shuffle, mode=mode)
-            return dataloader if deal == "as it is" else self._live(dataloader, stage, loader_idx, deal)
-
-        return prepare
-
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            epoch = self.engine.epoch_of(args[-1] if self._is_told_the_loader else 0)
+            epoch = self.engine.epoch_of(args[-1] if self.loaders.are_told else 0)
             if epoch is None or not epoch.has_batch:
                 self.engine.current = None
                 return original(*args, **kwargs)
@@ -188,7 +143,7 @@ class Attachment:
             elements = batch_elements(args) if epoch.counts_elements else None
             if self.config.count_flops and self.counted is None and not self.trainer.sanity_checking:
                 self.counted = count_step(self.trainer, lambda: original(*args, **kwargs)), epoch.next_size
-            return epoch.run_step(lambda: self.steps.run(epoch, original, args, kwargs), self._may_recut, elements)
+            return epoch.run_step(lambda: self._steps.run(epoch, original, args, kwargs), self._may_recut, elements)
 
         return step
 
@@ -198,96 +153,6 @@ class Attachment:
             self._end_loader()
 
         return ended
-
-    # --- loaders ------------------------------------------------------------------------------------------------
-
-    def _deal(
-        self, loader: DataLoader[Any], stage: Stage, loader_idx: int
-    ) -> Deal | Literal["stock", "as it is", "claim"]:
-        """How a loader is dealt out; says why where it is not re-distributed."""
-        which = f"loader {loader_idx} of {stage}"
-        alone = self.engine.num_replicas == 1
-        if self._combined_mode != "sequential":
-            self._say(f"CombinedLoader(mode={self._combined_mode!r}) draws from several loaders at a time in {stage}")
-            return "stock"
-        if _compat.takes_dataloader_iter(self.trainer, self.package, stage):
-            self._say(f"the {stage} step pulls its own batches from dataloader_iter")
-            return "stock"
-        if isinstance(loader.dataset, IterableDataset):
-            if self.config.iterable == "stock":
-                self._say(
-                    f"{which} has an IterableDataset, of which every rank sees the whole stream; pass"
-                    " HybridBalanceCallback(iterable='claim') to have each of its batches run by one rank, or shard"
-                    " the dataset by rank and pass iterable='sharded' to say so"
-                )
-            return "claim" if self._streams.claims(loader) else "as it is"
-        if alone:
-            return "own"
-        if live.shards_itself(loader):
-            self._say(f"{which} has a DistributedSampler of its own")
-            return "own"
-        if not _compat.uses_distributed_sampler(self.trainer):
-            self._say("the Trainer has use_distributed_sampler=False, so every rank runs all batches of its own loader")
-            return "own"
-        if _compat.is_fast_dev_run(self.trainer):
-            self._say("fast_dev_run runs too few batches to share by speed")
-            return "rotate"
-        return "balance"
-
-    def _live(self, loader: DataLoader[Any], stage: Stage, loader_idx: int, deal: Deal) -> object:
-        keeps_batches = reason_to_keep(loader, batch_dependent=self.config.batch_dependent) is not None
-        size = cell_size(loader, self.config)
-        is_auto = self.config.micro_batch_size == "auto"
-        most = self.config.max_micro_batch_size or (loader.batch_size if is_auto or size is None else size)
-        plan = LoaderPlan(
-            stage=stage,
-            loader_idx=loader_idx,
-            deal=deal,
-            max_size=None if keeps_batches else most,
-            cell_size=None if keeps_batches else size,
-            auto=None if keeps_batches else self._size_range(loader),
-            arrange=lambda batches, exchange: self.arranger.arrange(
-                loader, batches, exchange, stage=stage, loader_idx=loader_idx
-            ),
-            read_ahead=self._read_ahead,
-            opens_at_once=self.arranger.reads_samples(stage) and bool(loader.num_workers),
-        )
-        if not live.batches_itself(loader):
-            self.indexed.add(loader_idx)
-            if loader.collate_fn is default_collate:
-                self.steps.collated.add(loader_idx)
-        length = live.num_batches(loader)
-        limit = _compat.limit_of(self.trainer, stage)
-        if length is None and (isinstance(limit, int) or limit == 1.0):
-            length = live.UNKNOWN_LENGTH  # known once the pass begins
-        elif length is not None:
-            length = steps_at_most(length, plan, loader, self.engine.num_replicas)
-        copy, sampler = live.live_copy(
-            loader,
-            self.package,
-            length,
-            lambda make: LivePass(self.trainer, self.engine, loader, plan, sampler).batches(make),
-            guards=self._guards(loader, f"loader {loader_idx} of {stage}"),
-        )
-        return copy
-
-    def _guards(self, loader: DataLoader[Any], which: str) -> bool:
-        """Whether samples that cannot be loaded are left out."""
-        if self.config.on_error != "skip":
-            return False
-        if not can_guard(loader):
-            self._say_once(
-                f"on_error='skip' has no effect on what {which} raises while it loads, because"
-                f" {type(loader).__name__} has an __iter__ of its own"
-            )
-        return can_guard(loader)
-
-    def _size_range(self, loader: DataLoader[Any]) -> SizeRange | None:
-        unit = cell_size(loader, self.config) if self.config.micro_batch_size == "auto" else None
-        if unit is None or loader.batch_size is None:
-            return None
-        most = self.config.max_micro_batch_size or _AUTO_GROWTH * loader.batch_size
-        return SizeRange(unit, max(unit, min(most, loader.batch_size)), max(unit, most))
 
     def _may_recut(self, epoch: EpochRun, output: Any, size: int) -> bool:
         """Whether batches may be cut anew as far as this rank can tell from the model and its first output."""
@@ -345,11 +210,6 @@ class Attachment:
         if sharded and self.config.mode == "queue":
             raise ConfigError("mode", "queue", f"be 'auto' or 'lockstep' with {sharded[0]}, whose steps synchronise")
         return "lockstep" if sharded else self.config.mode
-
-    def _say(self, why: str) -> None:
-        """Says once, on rank zero, why something runs without re-distribution."""
-        if self.engine.num_replicas > 1:
-            self._say_once(f"runs without re-distribution: {why}")
 
     def _say_once(self, text: str) -> None:
         if self.trainer.is_global_zero and text not in self._said:

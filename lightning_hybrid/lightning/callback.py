@@ -237,7 +237,7 @@ class HybridBalanceCallback(LastRun, Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Lets no writer see another loader's indices."""
-        if self._attachment is not None and dataloader_idx not in self._attachment.indexed:
+        if self._attachment is not None and dataloader_idx not in self._attachment.loaders.indexed:
             trainer.predict_loop.current_batch_indices = []
 
     def on_predict_batch_end(self, trainer: Trainer, *args: Any) -> None:

@@ -28,6 +28,7 @@ class Steps:
         trainer: The Trainer.
         config: Says whether bad samples are left out, and whether batches may be cut.
         sizes: How many samples a step may have.
+        is_collated: Whether torch's own collate function makes the batches of a loader.
         split_fn: Cuts batches, in place of what this package knows of them.
         merge_fn: Makes one output of those of the parts.
         say_once: Tells the user something, unless it was told before.
@@ -39,14 +40,14 @@ class Steps:
         config: HybridConfig,
         sizes: Sizes,
         *,
+        is_collated: Callable[[int], bool] = lambda loader_idx: False,
         split_fn: SplitFunction | None = None,
         merge_fn: MergeFunction | None = None,
         say_once: Callable[[str], None],
     ) -> None:
         self._trainer, self._config, self._sizes = trainer, config, sizes
+        self._is_collated = is_collated
         self._split_fn, self._merge_fn, self._say = split_fn, merge_fn, say_once
-        self.collated: set[int] = set()
-        """The loaders of the present stage whose batches torch's own collate function makes."""
         self._epoch: EpochRun | None = None
         self._recovery: Recovery | None = None
         self._state: StepState | None = None
@@ -58,8 +59,8 @@ class Steps:
             SampleTooLarge: a single sample does not fit into memory.
             TooManyErrors: more samples than ``max_errors`` could not be run.
         """
-        if not self._trainer.callbacks:  # as in the trials of a BatchSizeFinder, which must see what does not fit
-            return original(*args, **kwargs)
+        if not _compat.has_callbacks(self._trainer):
+            return original(*args, **kwargs)  # a trial of a BatchSizeFinder, which must see what does not fit
         task = _Task(self, epoch, original, args, kwargs)
         try:
             ran = self._recovery_for(epoch).run(task)
@@ -92,7 +93,7 @@ class Steps:
         if self._split_fn is not None:
             split = self._split_fn
             return lambda start, stop: split(batch, start, stop)
-        return microbatch.cutter(batch, size, is_collated=epoch.spec.loader_idx in self.collated)
+        return microbatch.cutter(batch, size, is_collated=self._is_collated(epoch.spec.loader_idx))
 
     def forget(self) -> None:
         """Lets go of what was kept of the last step."""

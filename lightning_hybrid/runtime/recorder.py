@@ -115,10 +115,6 @@ class StepRecorder:
         self,
         *,
         cells_stolen: int = 0,
-        failed_samples: int = 0,
-        memory_failures: int = 0,
-        memory_bound: float | None = None,
-        micro_batch_size: float | None = None,
         times_collectives: bool = False,
         finished: bool = False,
     ) -> ReplicaRecord:
@@ -150,10 +146,6 @@ class StepRecorder:
             cost_version=tally.cost_version,
             newest_steps=tally.newest,
             cells_stolen=cells_stolen,
-            failed_samples=failed_samples,
-            memory_failures=memory_failures,
-            memory_bound=memory_bound,
-            micro_batch_size=micro_batch_size,
             finished=finished,
         )
         if finished:

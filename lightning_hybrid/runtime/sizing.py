@@ -8,12 +8,15 @@ from lightning_hybrid.core.size_search import SizeSearch
 from lightning_hybrid.runtime.spec import EpochSpec
 from lightning_hybrid.runtime.work import Work
 
+_LOOK_STEPS = 8
+"""So often it is looked whether more or less fits into memory."""
+
 
 class Fits(Protocol):
     """Knows how many samples fit into one step; see `lightning_hybrid.runtime.step_sizes`."""
 
-    def most(self, samples: int, elements: int | None) -> int:
-        """How many samples of a batch to run at once, 1 to ``samples``."""
+    def fitting(self, samples: int, elements: int | None) -> int:
+        """How many samples of a batch fit into one step, 1 to ``samples``."""
         ...
 
 
@@ -31,9 +34,11 @@ class StepSizer:
 
     def __init__(self, spec: EpochSpec, search: SizeSearch, fits: Fits, max_samples: int) -> None:
         self._spec, self._search, self._fits, self._max_samples = spec, search, fits, max_samples
+        self._unit = 1 if spec.auto is None else spec.auto.unit
         costs, num = spec.cell_costs.compute, max(1, spec.grid.num_samples)
         self._mean_cost = float(costs.sum()) / num or 1.0
         self._elements_per_cost: float | None = None
+        self._steps = 0
 
     @property
     def step_cost(self) -> float:
@@ -45,19 +50,22 @@ class StepSizer:
         samples, cost = stop - start, self._cost(start, stop)
         if samples > self._max_samples or cost > self.step_cost * (1 + 1e-9):
             return False
-        elements = None if self._elements_per_cost is None else round(cost * self._elements_per_cost)
-        return self._fits.most(samples, elements) >= samples
+        return self._fits.fitting(samples, self._elements(cost)) >= samples
 
     def observe(self, work: Work, seconds: float, elements: int | None) -> None:
         """A step has taken that long."""
         cost = self._cost(work.start, work.stop)
         if elements is not None and cost > 0:
             self._elements_per_cost = elements / cost
+        self._steps += 1
+        if self._steps % _LOOK_STEPS == 1:
+            most = self._fits.fitting(self._max_samples, self._elements(self._max_samples * self._mean_cost))
+            self._search.limit(max(self._unit, most))
         self._search.observe(max(1, round(cost / self._mean_cost)), cost, seconds)
 
-    def limit(self, samples: int) -> None:
-        """More samples of mean cost than this do not fit."""
-        self._search.limit(samples)
+    def _elements(self, cost: float) -> int | None:
+        """About how many elements a batch of that cost has, by the newest one; ``None`` where that is not known."""
+        return None if self._elements_per_cost is None else round(cost * self._elements_per_cost)
 
     def _cost(self, start: int, stop: int) -> float:
         cost = self._spec.cost_of(Work(start, stop))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,10 @@ class EpochSpec:
             return None
         start, stop = np.interp((work.start, work.stop), self.grid.offsets, self._cost_before)
         return float(stop - start)
+
+    def index_of(self, position: int) -> Any:
+        """Dataset index of the sample at a position, ``None`` for a stream."""
+        return None if self.stream is not None else self.grid.indices(position, position + 1)[0]
 
     def memory_of(self, work: Work) -> float | None:
         """Memory cost of a work by the user's costs, ``None`` where there are none."""

@@ -54,6 +54,7 @@ class StepSizes:
         self._to_measure = _FIRST_STEPS
         self._largest = 0.0
         self._available_bytes: float | None = None
+        self._reads_memory = False
 
     @property
     def is_watching(self) -> bool:
@@ -71,16 +72,23 @@ class StepSizes:
             self._available_bytes = self._meter.available_bytes(fresh=True)
 
     def most(self, samples: int, elements: int | None) -> int:
-        """How many samples of a batch to run at once, 1 to ``samples``."""
+        """How many samples of a batch to run at once, 1 to ``samples``, so that its parts are about equal."""
         if not self.is_watching or samples < 2:
             return samples
-        most = self._most_by_memory(samples, elements)
-        if most is None:
+        fitting = self.fitting(samples, elements)
+        return -(-samples // -(-samples // fitting)) if self._reads_memory else fitting
+
+    def fitting(self, samples: int, elements: int | None) -> int:
+        """How many samples of a batch fit into one step, 1 to ``samples``."""
+        if not self.is_watching or samples < 2:
+            return samples
+        fitting = self._fitting_by_memory(samples, elements)
+        self._reads_memory = fitting is not None
+        if fitting is None:
             cap = self._cap.cap
             per_sample = 1.0 if elements is None else elements / samples
-            return samples if cap is None else max(1, min(samples, int(cap / per_sample + 1e-9)))
-        parts = -(-samples // max(1, most))
-        return -(-samples // parts)
+            fitting = samples if cap is None else min(samples, int(cap / per_sample + 1e-9))
+        return max(1, fitting)
 
     def measuring(self, samples: int, elements: int | None) -> AbstractContextManager[object]:
         """Around a step: learns what memory it took, and that it fitted, unless it raised."""
@@ -112,7 +120,7 @@ class StepSizes:
                 self._model.observe(samples, elements, memory.peak_bytes)
         self._cap.succeed(size, size / samples)
 
-    def _most_by_memory(self, samples: int, elements: int | None) -> int | None:
+    def _fitting_by_memory(self, samples: int, elements: int | None) -> int | None:
         """By what is free; ``None`` where that is not known."""
         needed_bytes, budget_bytes = self._model.predict(samples, elements), self._budget_bytes()
         if needed_bytes is None or self._meter is None:

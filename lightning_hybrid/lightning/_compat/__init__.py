@@ -200,6 +200,11 @@ def ends_run(trainer: Trainer, error: Exception) -> bool:
     return isinstance(error, module.MisconfigurationException | module._TunerExitException)
 
 
+def has_callbacks(trainer: Any) -> bool:
+    """Whether the Trainer calls any callback now."""
+    return bool(trainer.callbacks)
+
+
 def move_batch(trainer: Trainer, batch: Any, loader_idx: int) -> Any:
     """A loaded batch, converted and moved to the device as the loops do it."""
     batch = trainer.precision_plugin.convert_input(batch)
