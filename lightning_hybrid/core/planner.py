@@ -70,7 +70,9 @@ class QueuePlanner:
         if version.shares is None:
             return not self._peers.is_sampled
         bounds = self._memory_bounds()
-        return version.costs.memory is not None and _differ(bounds, self._used_bounds)
+        # while no bound was known it cannot be told whether the policy minds any
+        may_mind = any(b is not None for b in version.memory_bounds) or all(b is None for b in self._used_bounds)
+        return may_mind and version.costs.memory is not None and _differ(bounds, self._used_bounds)
 
     def _issue(self, policy: Policy, *, off: bool) -> str | None:
         """Makes a new version of all that nobody has reserved; what was wrong with the policy's answer, if anything."""

@@ -64,7 +64,11 @@ class HybridBalanceCallback(LastRun, Callback):
     ``balance/<s>/throughput_samples_per_s``          samples per second of all replicas
     ``balance/<s>/reused_samples``                    samples that were not run, because an equal one was (``reuse``)
     ``balance/<s>/overhead_us_per_step``              this package's own time on the loop's thread
+    ``balance/<s>/micro_batch_size/replica<r>``       mean samples of its newest steps, or of their parts
+    ``balance/<s>/memory_failures/replica<r>``        its steps that ran out of memory, once there are some
+    ``balance/<s>/failed_samples``                    samples that were left out, once there are some (``on_error``)
     ``devices/<s>/<field>/replica<r>``                memory, utilisation and host readings that are known
+    ``performance/<s>/error_frac``                    share of the finished samples that were left out, 0..1
     ``performance/<s>/communication_frac/replica<r>`` share of the step time in collectives, in lockstep mode
     ``performance/<s>/<link>``                        what the links between ranks carry (``comm_probe``)
     ================================================  ==============================================================

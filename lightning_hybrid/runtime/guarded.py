@@ -90,7 +90,7 @@ class GuardedDataset:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._guarded = dataset
+        self.hybrid_guarded = dataset
         self._reads_many = _reads_many(dataset)
 
     def __getitem__(self, index: Any) -> Fetched:
@@ -104,29 +104,29 @@ class GuardedDataset:
             return _one_by_one(self._read, indices)
         size = len(indices)
         try:
-            return Fetched(self._guarded.__getitems__(indices), range(size), (), size)
+            return Fetched(self.hybrid_guarded.__getitems__(indices), range(size), (), size)
         except Exception:  # whatever a user's dataset raises
-            alone = _one_by_one(lambda index: self._guarded.__getitems__([index]), indices)
+            alone = _one_by_one(lambda index: self.hybrid_guarded.__getitems__([index]), indices)
         if all(isinstance(samples, list | tuple) and len(samples) == 1 for samples in alone.samples):
             return dataclasses.replace(alone, samples=[samples[0] for samples in alone.samples])
         return self._in_one_piece(alone, indices)
 
     def __len__(self) -> int:
-        return len(self._guarded)
+        return len(self.hybrid_guarded)
 
     def __getattr__(self, name: str) -> Any:
         # nothing is asked of the dataset while a copy or an unpickled object has none yet
-        if name.startswith("__") or name == "_guarded":
+        if name.startswith("__") or name == "hybrid_guarded":
             raise AttributeError(name)
-        return getattr(self._guarded, name)
+        return getattr(self.hybrid_guarded, name)
 
     def _read(self, index: Any) -> Any:
-        return self._guarded[index]
+        return self.hybrid_guarded[index]
 
     def _in_one_piece(self, alone: Fetched, indices: Sequence[Any]) -> Fetched:
         """The good samples again, of a dataset whose ``__getitems__`` makes batches, which cannot be joined here."""
         try:
-            batch = self._guarded.__getitems__([indices[place] for place in alone.places])
+            batch = self.hybrid_guarded.__getitems__([indices[place] for place in alone.places])
         except Exception as error:  # each is good alone, so that it is not known which one to leave out
             rest = _failures("dataset", dict.fromkeys(alone.places, text_of(error)))
             return Fetched([], (), _by_place(alone.failures + rest), alone.size)
@@ -175,7 +175,7 @@ class GuardedWorkerInit:
         """Called in each worker before it reads."""
         info: Any = get_worker_info()
         # past the guard of WorkerInfo, which is there for users
-        object.__setattr__(info, "dataset", info.dataset._guarded)
+        object.__setattr__(info, "dataset", info.dataset.hybrid_guarded)
         if self._init_fn is not None:
             self._init_fn(worker_id)
 

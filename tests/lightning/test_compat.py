@@ -326,6 +326,7 @@ TORCHS = {
     "_NormBase",
     "_foreach_copy_",
     "_get_default_store",
+    "_get_iterator",
     "_get_sequence_number_for_group",
     "_index_sampler",
     "_version",

@@ -61,9 +61,10 @@ def test_metrics_are_those_of_one_device(size: Any, num_ranks: int) -> None:
 
 def test_several_cells_are_run_as_one_step_where_the_size_is_found() -> None:
     model = Sizes()
-    trainer(1, HybridBalanceCallback(micro_batch_size="auto")).predict(model, ids(64, 8))
+    trainer(1, HybridBalanceCallback(micro_batch_size="auto", max_micro_batch_size=8)).predict(model, ids(64, 8))
 
-    assert set(model._sizes) == {8}
+    assert set(model._sizes) <= {2, 4, 6, 8}  # a quarter of a batch is the smallest
+    assert model._sizes.count(8) >= 3  # it is what the search begins with
 
 
 def test_batches_of_the_users_own_stay() -> None:
