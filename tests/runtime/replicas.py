@@ -60,6 +60,16 @@ class LoaderStandIn:
             return
 
 
+class AtMost:
+    """Lets so many cells be run as one step."""
+
+    def __init__(self, most: int) -> None:
+        self.step_cost = float(most)
+
+    def has_room(self, start: int, stop: int) -> bool:
+        return stop - start <= self.step_cost
+
+
 class Replica:
     """One replica of an epoch whose grid has one sample per cell.
 
@@ -74,6 +84,7 @@ class Replica:
         first_cell: Where the queue begins.
         costs: Of all cells; equal where they are left out.
         released: Whether cells may be reserved yet.
+        most: Cells that the loop runs as one step at most.
     """
 
     def __init__(
@@ -89,6 +100,7 @@ class Replica:
         first_cell: int = 0,
         costs: Costs | None = None,
         released: Callable[[], bool] = lambda: True,
+        most: int = 1,
     ) -> None:
         self.me, self.prefetch = me, prefetch
         self.queue = SharedQueue(store, me, world)
@@ -106,6 +118,7 @@ class Replica:
             config,
             prefetch=prefetch > 0,
             released=released,
+            sizer=None if most == 1 else AtMost(most),
         )
         self.ran: list[int] = []
         """Cells that were run, in order."""
@@ -119,8 +132,8 @@ class Replica:
             for work in WorkIterator(lambda: LoaderStandIn(feed, self.prefetch), feed, self, self._no_ghosts):
                 start_s = time.perf_counter()
                 step(work)
-                self._learn(work.start, time.perf_counter() - start_s)
-                self.ran.append(work.start)
+                self._learn(work, time.perf_counter() - start_s)
+                self.ran.extend(range(work.start, work.stop))
                 self.dealer.done(work)
         finally:
             self.board.close()
@@ -142,14 +155,14 @@ class Replica:
         self.board.view.record = replace(self.board.view.record, finished=True)
         self.dealer.finish()
 
-    def _learn(self, cell: int, seconds: float) -> None:
-        cost = float(self._costs[cell])
+    def _learn(self, work: Work, seconds: float) -> None:
+        cost = float(self._costs[work.start : work.stop].sum())
         self._speed.observe(cost, seconds)
         record = self.board.view.record
         self.board.view.record = replace(
             record,
             steps=record.steps + 1,
-            samples=record.samples + 1,
+            samples=record.samples + work.size,
             cost=(record.cost or 0.0) + cost,
             step_s=self._speed.step_s,
             speed_per_s=self._speed.speed_per_s,
@@ -189,11 +202,12 @@ def run_in_threads(
     prefetch: int = 0,
     first_cell: int = 0,
     deadline_s: float = 40.0,
+    most: int = 1,
 ) -> list[Replica]:
     """The replicas, one per step, after they ran all cells together."""
     store = InProcessStore()
     replicas = [
-        Replica(store, me, len(steps), num_cells, config=config, prefetch=prefetch, first_cell=first_cell)
+        Replica(store, me, len(steps), num_cells, config=config, prefetch=prefetch, first_cell=first_cell, most=most)
         for me in range(len(steps))
     ]
     pool = ThreadPoolExecutor(len(steps))

@@ -198,6 +198,55 @@ def test_a_cell_that_was_stolen_while_it_was_loaded_is_not_run() -> None:
     assert begun == [True, False, False]
 
 
+# --- several cells in one step ---------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("world", [1, 3])
+def test_several_cells_are_run_as_one_step_and_each_once(world: int, prefetch: int) -> None:
+    replicas = run_in_threads([step_of(0.002)] * world, 90, prefetch=prefetch, most=4)
+
+    assert all_ran(replicas) == list(range(90))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps_ms=st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=1, max_size=4),
+    num_cells=st.integers(0, 70),
+    prefetch=st.sampled_from([0, 1, 4]),
+    most=st.integers(2, 9),
+)
+def test_every_cell_is_run_once_whatever_the_size_of_steps(
+    steps_ms: list[float], num_cells: int, prefetch: int, most: int
+) -> None:
+    replicas = run_in_threads([step_of(ms / 1000) for ms in steps_ms], num_cells, prefetch=prefetch, most=most)
+
+    assert all_ran(replicas) == list(range(num_cells))
+
+
+def test_what_is_left_of_a_step_of_which_a_part_was_stolen_is_loaded_again() -> None:
+    store = InProcessStore()
+    loading, thief = Replica(store, 0, 2, 12, prefetch=6, most=3), Replica(store, 1, 2, 12)
+    with started(loading):
+        works = [loading.dealer.take(may_wait=False) for _ in range(2)]
+        assert [work and list(work.cells) for work in works] == [[0, 1, 2], [3, 4, 5]]
+        stolen = []
+        with started(thief):
+            while 2 not in stolen:  # the owner has reserved the head of its range alone
+                work = thief.dealer.take(may_wait=True)
+                assert work is not None
+                assert thief.dealer.begin(work)
+                thief.dealer.done(work)
+                stolen.append(work.cell)
+            begun = [work is not None and loading.dealer.begin(work) for work in works]
+            kept = [cell for cell in range(6) if cell not in stolen]
+            again = [loading.dealer.take(may_wait=False) for _ in kept]
+
+    assert begun == [False, False]
+    assert kept
+    assert sorted(cell for work in again if work is not None for cell in work.cells) == kept
+
+
 # --- the end --------------------------------------------------------------------------------------------------------
 
 
