@@ -74,6 +74,6 @@ class Losses:
     def kept(self, work: Work) -> Sequence[int]:
         """Positions of a work's samples that could be run so far."""
         positions = range(work.start, work.stop)
-        if self._positions.isdisjoint(positions):
+        if not self._positions or self._positions.isdisjoint(positions):
             return positions
         return [position for position in positions if position not in self._positions]
