@@ -117,6 +117,7 @@ def collect(device: Device) -> dict[str, Any]:
             found |= check(device)
         except Exception as err:  # what a check meets on real hardware is what it is for
             failed[check.__name__] = f"{type(err).__name__}: {err}"
+    failed |= {name: "false" for name, value in found.items() if value is False}
     return found | {"failed": failed}
 
 
@@ -132,7 +133,7 @@ def uuids() -> list[str | None]:
 def _asked(visible: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-c", "import json; from benchmarks.gpu_check import uuids; print(json.dumps(uuids()))"],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": visible},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         capture_output=True,
         text=True,
         timeout=60,
