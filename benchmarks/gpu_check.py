@@ -16,8 +16,11 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
+from torch.utils.data import DataLoader, Dataset
 
+from lightning_hybrid import HybridBalanceCallback
 from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.hardware import peak_flops_per_s
 from lightning_hybrid.probes.torch_device import probe_for
@@ -28,6 +31,8 @@ from lightning_hybrid.runtime.work import Work
 IN_FLIGHT = 2
 _STEPS = 30
 _SIZE = 4096
+_FEATURES, _TOO_MANY, _LIMIT_BYTES = 256, 16384, 2 * 2**30
+"""A step of so many samples needs twice the memory that the process is let have."""
 _PERIOD_S = 1.1
 """Time between two readings, which rates and shares of time need."""
 
@@ -105,7 +110,71 @@ def out_of_memory(device: Device) -> dict[str, Any]:
     return found | {"works_after_out_of_memory": bool(torch.ones(8, device=device).sum().item() == 8)}
 
 
-CHECKS: tuple[Callable[[Device], dict[str, Any]], ...] = (fields, mapping, timing, out_of_memory)
+class Wide(pl.LightningModule):
+    """Needs 256 KiB for each sample of a step, and gives one number for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(_FEATURES, 65536)
+
+    def predict_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        """The mean activation of every sample."""
+        return self.layer(batch).mean(dim=1)
+
+
+def recovery(device: Device) -> dict[str, Any]:
+    """Whether `predict` survives a real lack of memory, with batches that need twice as much and with ``auto``."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(_LIMIT_BYTES / total, device)
+    try:
+        samples = torch.randn(4 * _TOO_MANY, _FEATURES)
+        expected = predicted(device, samples, 1024)[0]
+        found, failures = predicted(device, samples, _TOO_MANY)
+        torch.cuda.reset_peak_memory_stats(device)
+        sized, auto_failures = predicted(device, samples, 1024, micro_batch_size="auto", max_micro_batch_size=_TOO_MANY)
+        peak_bytes = torch.cuda.max_memory_allocated(device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    return {
+        "recovery_is_right": torch.allclose(found, expected, atol=1e-4) and torch.allclose(sized, expected, atol=1e-4),
+        "recovery_failures": failures,
+        "auto_failures": auto_failures,
+        "auto_peak_over_limit": peak_bytes / _LIMIT_BYTES,
+    }
+
+
+def predicted(device: Device, samples: torch.Tensor, batch_size: int, **settings: Any) -> tuple[torch.Tensor, int]:
+    """The predictions of `Wide` for ``samples``, and how often a step ran out of memory."""
+    callback = HybridBalanceCallback(**settings)
+    trainer = pl.Trainer(
+        accelerator="gpu" if device.type == "cuda" else device.type,
+        devices=1,
+        callbacks=[callback],
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    outputs: Any = trainer.predict(Wide(), DataLoader(Rows(samples), batch_size))
+    assert callback.statistics is not None
+    return torch.cat(outputs), callback.statistics.replicas[0].memory_failures
+
+
+class Rows(Dataset[torch.Tensor]):
+    """The rows of a tensor."""
+
+    def __init__(self, samples: torch.Tensor) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._samples[index]
+
+
+CHECKS: tuple[Callable[[Device], dict[str, Any]], ...] = (fields, mapping, timing, out_of_memory, recovery)
 
 
 def collect(device: Device) -> dict[str, Any]:
@@ -117,6 +186,7 @@ def collect(device: Device) -> dict[str, Any]:
             found |= check(device)
         except Exception as err:  # what a check meets on real hardware is what it is for
             failed[check.__name__] = f"{type(err).__name__}: {err}"
+    failed |= {name: "false" for name, value in found.items() if value is False}
     return found | {"failed": failed}
 
 
@@ -132,7 +202,7 @@ def uuids() -> list[str | None]:
 def _asked(visible: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-c", "import json; from benchmarks.gpu_check import uuids; print(json.dumps(uuids()))"],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": visible},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -73,6 +73,7 @@ class Attachment:
         kwargs: dict[str, int] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         token, depth = trainer.strategy.broadcast((uuid.uuid4().hex[:12], config.comm_probe))
         device = trainer.strategy.root_device
+        stores = open_stores(f"lightning_hybrid/{token}")  # may raise, so it comes before anything is held
         self._shared = shared_in(trainer)
         self._sampler = self._shared.hold_sampler(trainer, config.device_period_s)
         meter = meter_for(device, config.memory_limit_bytes)
@@ -80,7 +81,7 @@ class Attachment:
             config,
             replica=kwargs.get("rank", 0),
             num_replicas=kwargs.get("num_replicas", 1),
-            store=open_stores(f"lightning_hybrid/{token}"),
+            store=stores,
             probe=self._sampler,
             new_timer=lambda: timer_for(device, config.in_flight_steps),
             mode=mode,
@@ -109,7 +110,7 @@ class Attachment:
         self.counted: tuple[FlopCount, int] | None = None
         """The operations of one step and how many samples it had, where they are counted."""
         self._attach()
-        self._shared.has_epochs = lambda: bool(self.engine.epochs)
+        self._shared.has_epochs = lambda: self.engine.current is not None
         self._sampler.start()
 
     def detach(self) -> None:

@@ -61,12 +61,15 @@ class Reporter:
         in_fit = _compat.in_fit(self._trainer)
         snapshots = [epoch.snapshot() for epoch in epochs]
         self.recommendations = tuple(found for snapshot in snapshots for found in self._found(snapshot))
+        x = 0
         for snapshot in snapshots:
             x = self._x(snapshot)
             self._log(snapshot, x, is_last=True)
             if len(snapshot.replicas) > 1 and not in_fit:
                 print_table(snapshot, self.recommendations if snapshot is snapshots[-1] else ())
-            self._samples_before[snapshot.stage] += snapshot.samples_done
+            before = self._samples_before[snapshot.stage]
+            # a later run goes on from where the axis is now
+            self._samples_before[snapshot.stage] = max(before, x) if in_fit else before + snapshot.samples_done
         if snapshots:
             stage = snapshots[-1].stage
             report.log_recommendations(self.recommendations, x, stage=stage)
@@ -138,7 +141,7 @@ class Reporter:
         log_devices = self._shared.log_devices
         report = self._shared.report_to(self._trainer.loggers)
         report.log_snapshot(snapshot, x, devices=log_devices is None)
-        if log_devices is not None:
+        if log_devices is not None and (is_last or not _compat.in_fit(self._trainer)):
             log_devices(snapshot.stage, x, is_last)
 
 

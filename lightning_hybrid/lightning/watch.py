@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.errors import CoordinationTimeout
+from lightning_hybrid.lightning import _compat
 from lightning_hybrid.lightning.shared import Shared
 from lightning_hybrid.runtime.state_exchange import StateExchange
 from lightning_hybrid.runtime.store import open_stores
@@ -42,13 +43,13 @@ class Watch:
         self.num_replicas = kwargs.get("num_replicas", 1)
         """Groups of ranks that run batches of their own."""
         self._trainer, self._shared, self._period_s = trainer, shared, period_s
-        shared.log_devices = self.log
         self._sampler = shared.hold_sampler(trainer, period_s)
         self._rank, self._num_ranks = trainer.global_rank, trainer.world_size
         self._changed = threading.Condition()
         self._has_waited = False
         self._most_overhead_frac, self._not_before_s = most_overhead_frac, 0.0
         self._exchange = self._open_exchange()
+        shared.log_devices = self.log
         self._sampler.after.append(self._read)
         self._sampler.start()
 
@@ -74,10 +75,12 @@ class Watch:
     def log(self, stage: str, x: int, is_last: bool = False) -> None:
         """Logs each rank's state that was not logged under ``stage`` before, at ``x`` of its axis.
 
-        At the ``is_last`` point every rank's newest state is logged, after a moment for the first ones where there are
-        none yet. Before it, nothing is logged where logging would take too much of the loop's time.
+        At the ``is_last`` point of a stage every rank's newest state is logged, after a moment for the first ones where
+        there are none yet. Before it, and at the end of a validation inside `fit`, nothing is logged where logging
+        would take too much of the loop's time.
         """
-        if not self.logs or (time.perf_counter() < self._not_before_s and not is_last):
+        ends_run = is_last and (stage == "fit" or not _compat.in_fit(self._trainer))
+        if not self.logs or (time.perf_counter() < self._not_before_s and not ends_run):
             return
         if is_last and not self._has_waited:
             self._has_waited = True
@@ -90,7 +93,7 @@ class Watch:
             self._not_before_s = ended_s + (ended_s - began_s) * (1 / self._most_overhead_frac - 1)
 
     def stop(self) -> None:
-        """Ends the threads, without waiting for a driver or a store that does not answer."""
+        """Ends the threads; a driver or a store that does not answer is waited for a moment, and then left."""
         self._shared.log_devices = None
         self._sampler.after.remove(self._read)
         if self._exchange is not None:
@@ -114,10 +117,10 @@ class Watch:
     def _open_exchange(self) -> StateExchange | None:
         if self._num_ranks == 1 or not (dist.is_available() and dist.is_initialized()):
             return None
-        store = open_stores("lightning_hybrid")("states")
-        exchange = StateExchange(store, self._rank, self._num_ranks, self._sampler.read, period_s=self._period_s)
-        exchange.after.append(self._notify)
         try:
+            store = open_stores("lightning_hybrid")("states")
+            exchange = StateExchange(store, self._rank, self._num_ranks, self._sampler.read, period_s=self._period_s)
+            exchange.after.append(self._notify)
             exchange.start()
         except CoordinationTimeout as err:
             _log.warning("the states of the other ranks' devices are not known: %s", err)

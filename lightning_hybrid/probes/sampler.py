@@ -154,7 +154,10 @@ class Sampler:
 
     def _read_once(self, run: _Run) -> DeviceState:
         try:
-            return self._probe.read()
+            read: object = self._probe.read()
+            if not isinstance(read, DeviceState):
+                raise TypeError(f"read() must give a DeviceState, got {type(read).__name__}")
+            return read
         except Exception as err:  # a probe of the user's; one that fails must not end the others' work
             state = run.latest.silent(f"the probe failed: {type(err).__name__}: {err}")
             if state.error != run.latest.error:

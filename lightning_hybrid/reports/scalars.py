@@ -47,7 +47,7 @@ def scalars(snapshot: BalanceSnapshot, *, devices: bool = True) -> dict[str, flo
     ``balance/<stage>/failed_samples``                      samples that were left out, once there are some
     ``performance/<stage>/error_frac``                      the same over the finished samples, 0..1
     ``performance/<stage>/communication_frac/replica<r>``   share of its step time in collectives; lockstep only
-    ``devices/<stage>/<name>/replica<r>``                   the first names of `device_scalars`
+    ``devices/<stage>/<name>/replica<r>``                   utilization, memory, power, heat, SM clock, host CPU, RAM
     ======================================================  ========================================================
 
     Args:

@@ -18,13 +18,16 @@ def num_samples(batch: Any) -> int:
         >>> num_samples({"text": ["a", "b"], "label": torch.zeros(2)}), num_samples(["a", "b", "c"])
         (2, 3)
     """
-    found = _first(batch)
+    try:
+        found = _first(batch)
+    except Exception:  # a batch of the user's, of a kind that does not say how large it is
+        found = None
     return 1 if found is None else found
 
 
 def _first(part: Any) -> int | None:
     if isinstance(part, torch.Tensor):
-        return part.shape[0] if part.ndim else None
+        return part.size(0) if part.ndim else None
     if isinstance(part, Mapping):
         return _first_of(part.values())
     if dataclasses.is_dataclass(part) and not isinstance(part, type):

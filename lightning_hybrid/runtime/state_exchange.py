@@ -52,13 +52,14 @@ class StateExchange:
         self.after: list[Callable[[], None]] = []
         """Called on the background thread after each exchange."""
         self._store, self._rank, self._read, self._clock = store, rank, read, clock
-        self._period_s = max(period_s, num_ranks / _MOST_NOTES_PER_S)
+        self._least_s = num_ranks / _MOST_NOTES_PER_S
+        self._period_s = max(period_s, self._least_s)
         self._session = uuid.uuid4().hex[:12]
         stale_s = max(_LEAST_STALE_S, _STALE_PERIODS * self._period_s)
         self._others = RankStates(range(1, num_ranks), self._session, stale_s) if rank == 0 else None
         self._serial = 0
         self._changed = threading.Condition()
-        self._is_woken = self._is_stopped = False
+        self._is_woken = self._is_stopped = self._has_warned = False
         self._thread = threading.Thread(target=self._run, name="lightning_hybrid-states", daemon=True)
 
     def start(self) -> None:
@@ -93,15 +94,29 @@ class StateExchange:
     def _run(self) -> None:
         try:
             while not self._is_stopped:
-                self._exchange()
+                began_s = self._clock()
+                self._exchange_or_warn()
                 with self._changed:
                     if not self._is_woken and not self._is_stopped:
                         self._changed.wait(self._period_s)
+                    # whoever wakes it, of very many ranks none is read more often
+                    self._changed.wait_for(self._has_stopped, max(0.0, began_s + self._least_s - self._clock()))
                     self._is_woken = False
         except (CoordinationTimeout, ConfigError) as err:
             # ranks end at different times, and the store with rank zero's process: only rank zero loses anything
             if self._others is not None and not self._is_stopped:
                 _log.warning("the states of the other ranks' devices are not known from here on: %s", err)
+
+    def _has_stopped(self) -> bool:
+        return self._is_stopped
+
+    def _exchange_or_warn(self) -> None:
+        try:
+            self._exchange()
+        except (TypeError, ValueError) as err:  # a state of a user's probe that is no JSON
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("the state of rank %d's device cannot be told: %s", self._rank, err)
 
     def _exchange(self) -> None:
         if self._others is None:

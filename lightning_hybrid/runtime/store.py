@@ -109,10 +109,14 @@ def open_stores(prefix: str) -> Callable[[str], Store]:
 
     Without a process group every store is an in-process one. The client is opened now, while all ranks are alive: a
     connection to a rank that has ended would wait as long as the process group's timeout.
+
+    Raises:
+        CoordinationTimeout: it cannot be opened.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return lambda _: InProcessStore()
-    client = _own_client(dist.distributed_c10d._get_default_store())
+    with _Translated("open", prefix):
+        client = _own_client(dist.distributed_c10d._get_default_store())
     return lambda name: TorchStore(client, f"{prefix}/{name}")
 
 

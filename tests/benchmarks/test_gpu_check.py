@@ -46,3 +46,11 @@ def test_all_checks_of_a_real_gpu() -> None:
     assert found["steps_timed"] == 30
     assert found["out_of_memory_type"] == "OutOfMemoryError"
     assert found["works_after_out_of_memory"] is True
+
+
+def test_the_model_that_runs_out_of_memory_gives_one_number_per_sample() -> None:
+    samples = torch.randn(6, 256)
+    outputs, failures = gpu_check.predicted(torch.device("cpu"), samples, 4)
+
+    assert outputs.shape == (6,)
+    assert failures == 0

@@ -206,3 +206,25 @@ def test_with_launchers_that_fork_or_spawn_the_axis_goes_on_from_run_to_run(stra
     in_a_process(tested_twice)
 
     assert steps_of(csv_columns(tmp_path), "devices/test/process_memory_gib/rank0")[-1] == 16
+
+
+def test_a_store_that_cannot_be_opened_costs_the_others_states_and_nothing_else(tmp_path: Path) -> None:
+    def rank(_: int) -> Any:
+        from lightning_hybrid.runtime import store as stores
+
+        def refuse(_: Any) -> Any:
+            raise RuntimeError("too many open files")
+
+        before, stores._own_client = stores._own_client, refuse
+        monitor = DeviceStateMonitor()
+        trainer = monitored(2, monitor)
+        try:
+            trainer.predict(Model(), ids(4, 1))
+        finally:
+            stores._own_client = before
+        trainer.predict(Model(), ids(4, 1))  # nothing of the first run stands in the way
+        return sorted(monitor.states), threads_of_ours()
+
+    for states, threads in run_ranks(rank, 2, deadline_s=DEADLINE_S):
+        assert states
+        assert threads == []

@@ -227,3 +227,13 @@ def _seconds_per_read(sampler: Sampler, times: int) -> float:
     for _ in range(times):
         sampler.read()
     return (time.perf_counter() - began_s) / times
+
+
+def test_a_probe_that_gives_no_state_counts_as_failed(start: Callable[..., Sampler]) -> None:
+    class Nothing:
+        def read(self) -> None:
+            return None
+
+    sampler = start(Nothing())
+    wait_until(lambda: sampler.read().error != "not read yet")
+    assert "must give a DeviceState, got NoneType" in (sampler.read().error or "")

@@ -35,3 +35,21 @@ class Pair:
 )
 def test_a_batch_has_so_many_samples(batch: Any, expected: int) -> None:
     assert num_samples(batch) == expected
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_cannot_say_its_size_is_one_sample() -> None:
+    class Broken:
+        ndim = 1
+
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    assert num_samples(nested) == 2
+    assert num_samples([Broken()]) == 1
+
+
+def test_a_batch_that_raises_is_one_sample() -> None:
+    class Raising(dict[str, torch.Tensor]):
+        def values(self) -> Any:
+            raise RuntimeError("not now")
+
+    assert num_samples(Raising(x=torch.zeros(4))) == 1

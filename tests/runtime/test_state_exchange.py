@@ -199,3 +199,45 @@ def test_processes_tell_each_other_through_a_tcp_store() -> None:
         server.kill()
 
     assert found == [{0: 0.0, 1: 10.0, 2: 20.0, 3: 30.0}, {1: 10.0}, {2: 20.0}, {3: 30.0}]
+
+
+def test_of_very_many_ranks_none_is_read_more_often_than_the_bound_whoever_wakes(
+    join: Callable[..., StateExchange],
+) -> None:
+    looks, clock_s = [0], [0.0]
+    exchange = StateExchange(InProcessStore(), 0, 400, lambda: state(0.0), period_s=0.005, clock=lambda: clock_s[0])
+    exchange.after.append(lambda: looks.__setitem__(0, looks[0] + 1))
+    exchange.start()
+    try:
+        wait_until(lambda: looks[0] == 1)
+        pause = threading.Event()
+        for _ in range(20):
+            exchange.wake()
+            pause.wait(0.005)
+        assert looks[0] == 1  # 400 ranks at 200 a second: not before two seconds have passed
+    finally:
+        exchange.stop()
+
+
+def test_a_state_that_cannot_be_told_is_named_once_and_the_next_one_is_told(
+    join: Callable[..., StateExchange], caplog: pytest.LogCaptureFixture
+) -> None:
+    store, power = InProcessStore(), [float("nan")]
+    zero = join(store, 0, 2, lambda: state(0.0))
+
+    class Odd(DeviceState):
+        def to_json(self, **_: Any) -> str:
+            raise TypeError("Object of type float32 is not JSON serializable")
+
+        def to_dict(self, **_: Any) -> dict[str, Any]:
+            raise TypeError("Object of type float32 is not JSON serializable")
+
+    def read() -> DeviceState:
+        return Odd(kind="cuda") if power[0] != power[0] else state(power[0])
+
+    with caplog.at_level(logging.WARNING):
+        join(store, 1, 2, read)
+        wait_until(lambda: "cannot be told" in caplog.text)
+        power[0] = 7.0
+        wait_until(lambda: 1 in zero.states() and zero.states()[1].power_w == 7.0)
+    assert caplog.text.count("cannot be told") == 1
