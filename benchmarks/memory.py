@@ -52,7 +52,7 @@ def collect(parts: Sequence[str], *, quick: bool) -> dict[str, Any]:
     if "limit" in parts:
         found |= memory_runs.limited(limit=100, asked=128, batches=30 if quick else 100)
     if "model" in parts:
-        found |= _real_model(60 if quick else 400, 1 if quick else 5)
+        found |= _real_model(60 if quick else 1200, 1 if quick else 3)
     return found
 
 

@@ -10,8 +10,8 @@ from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.memory_model import MemoryModel
 from lightning_hybrid.core.size_cap import SizeCap
 
-_FIRST_STEPS = 8
-_EVERY_STEPS = 32
+_FIRST_STEPS = 4
+_EVERY_STEPS = 64
 """The memory of the first steps is measured, of the first ones after a failure, and of one in so many later."""
 _LARGER_FRAC = 1.1
 """A step so much larger than any that was measured is measured too."""
