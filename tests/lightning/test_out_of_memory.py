@@ -316,3 +316,25 @@ def test_in_evaluation_a_norm_layer_gives_the_same_for_any_parts() -> None:
     for most in (4, 1):
         parts = trainer(1, HybridBalanceCallback()).predict(Normed(most), ids(16, 8))
         assert all(torch.equal(a, b) for a, b in zip(parts, whole, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.all_gather is deprecated")
+def test_a_step_that_issues_collectives_is_not_run_in_parts_and_no_rank_hangs() -> None:
+    class Gathering(SmallEcho):
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            self._memory.most = 1 if self.global_rank == 1 and batch_idx == 2 else 99
+            self._memory.take(batch)
+            self.all_gather(torch.ones(1))
+            return batch
+
+    def rank(_: int) -> Any:
+        try:
+            trainer(2, HybridBalanceCallback()).predict(Gathering(99), ids(24, 2))
+        except Exception as error:
+            return type(error).__name__, getattr(error, "__notes__", [])
+        return "ended well", []
+
+    (first, _), (second, notes) = run_ranks(rank, 2, deadline_s=30)
+    assert second == "OutOfMemoryError"
+    assert "collectives" in notes[0]
+    assert first != "ended well"
