@@ -243,8 +243,10 @@ def test_what_is_left_of_a_step_of_which_a_part_was_stolen_is_loaded_again() -> 
             again = [loading.dealer.take(may_wait=False) for _ in kept]
 
     assert begun == [False, False]
-    assert kept
-    assert sorted(cell for work in again if work is not None for cell in work.cells) == kept
+    # the thief may hold more than its loop has asked for so far, but never what the owner has reserved
+    given = sorted(cell for work in again if work is not None for cell in work.cells)
+    assert given
+    assert set(given) <= set(kept)
 
 
 # --- the end --------------------------------------------------------------------------------------------------------
