@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.bench import Bench
 from benchmarks.cases import CASE_NAMES, Case, build_cases
+from benchmarks.command import names_in
 from benchmarks.devices import ideal_s, list_schedule_s
 from benchmarks.report import Target, json_line, missed, table, target_table, write_record
 
@@ -162,9 +163,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stock-only", action="store_true", help="baselines and bounds, without this package")
     parser.add_argument("--out", type=Path, help="also write the figures and every single run to this JSON file")
     options = parser.parse_args(argv)
-    options.cases = options.cases.split(",")
-    if unknown := [name for name in options.cases if name not in CASE_NAMES]:
-        parser.error(f"--cases: unknown {', '.join(unknown)}; known: {', '.join(CASE_NAMES)}")
+    options.cases = names_in(parser, "--cases", options.cases, CASE_NAMES)
     if options.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {options.repeats}")
     return options

@@ -5,7 +5,6 @@ README.md beside this file says what each figure means.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 import os
@@ -13,14 +12,14 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks import memory_runs
-from benchmarks.report import Target, json_line, missed, target_table, write_record
+from benchmarks.command import parse_parts, show
+from benchmarks.report import Target
 from examples.embed_text import StandardLibraryDocstrings, quiet
 
 TARGETS = (
@@ -78,22 +77,9 @@ def _real_model(num_texts: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated subset of: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="small: shows that all of it works; figures do not count")
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
-    options = parser.parse_args(argv)
-    options.parts = options.parts.split(",")
-    if unknown := [name for name in options.parts if name not in PARTS]:
-        parser.error(f"--parts: unknown {', '.join(unknown)}; known: {', '.join(PARTS)}")
-    return options
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if an output was not what it would be without a lack of memory."""
-    options = parse(argv)
+    options = parse_parts("memory", __doc__, PARTS, argv)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     quiet()
@@ -102,15 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.pop("LIGHTNING_HYBRID", None)
     started_s = time.monotonic()
     figures = collect(options.parts, quick=options.quick)
-    figures |= {
-        "missed": missed(figures, TARGETS),
-        "quick": options.quick,
-        "duration_s": time.monotonic() - started_s,
-    }
-    print(f"{target_table(figures, TARGETS)}\n")
-    if options.out is not None:
-        write_record(options.out, figures, [])
-    print(json_line(figures))
+    show(figures, TARGETS, options, started_s)
     return 1 if figures["identical"] is False else 0
 
 

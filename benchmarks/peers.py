@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.cases import Case
+from benchmarks.command import names_in
 from benchmarks.peer_bench import PeerBench
 from benchmarks.peer_cases import CASE_NAMES, peer_cases
 from benchmarks.peer_runs import System
@@ -104,9 +105,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the heavy-tailed costs (%(default)s)")
     parser.add_argument("--out", type=Path, help="also write the figures and every single run to this JSON file")
     options = parser.parse_args(argv)
-    options.cases = options.cases.split(",")
-    if unknown := [name for name in options.cases if name not in CASE_NAMES]:
-        parser.error(f"--cases: unknown {', '.join(unknown)}; known: {', '.join(CASE_NAMES)}")
+    options.cases = names_in(parser, "--cases", options.cases, CASE_NAMES)
     if options.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {options.repeats}")
     return options

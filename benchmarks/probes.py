@@ -5,7 +5,6 @@ README.md beside this file says what each figure means.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import logging
 import multiprocessing
@@ -21,7 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks import probes_runs
-from benchmarks.report import Target, json_line, missed, target_table, write_record
+from benchmarks.command import parse_parts, show
+from benchmarks.report import Target
 from lightning_hybrid.core.hardware import known_names
 from tests.probes.nvml_library import compiled, gpu, write
 
@@ -74,22 +74,9 @@ def collect(parts: Sequence[str], *, quick: bool) -> dict[str, Any]:
     return found
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.probes", description=__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated subset of: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="small: shows that all of it works; figures do not count")
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
-    options = parser.parse_args(argv)
-    options.parts = options.parts.split(",")
-    if unknown := [name for name in options.parts if name not in PARTS]:
-        parser.error(f"--parts: unknown {', '.join(unknown)}; known: {', '.join(PARTS)}")
-    return options
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if a question to NVML came from the thread that steps."""
-    options = parse(argv)
+    options = parse_parts("probes", __doc__, PARTS, argv)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning_hybrid"):
@@ -97,15 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.pop("LIGHTNING_HYBRID", None)
     started_s = time.monotonic()
     figures = collect(options.parts, quick=options.quick)
-    figures |= {
-        "missed": missed(figures, TARGETS),
-        "quick": options.quick,
-        "duration_s": time.monotonic() - started_s,
-    }
-    print(f"{target_table(figures, TARGETS)}\n")
-    if options.out is not None:
-        write_record(options.out, figures, [])
-    print(json_line(figures))
+    show(figures, TARGETS, options, started_s)
     return 1 if figures["nvml_calls_on_step_thread"] else 0
 
 

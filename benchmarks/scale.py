@@ -5,7 +5,6 @@ README.md beside this file says what each figure means.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import multiprocessing
 import os
@@ -13,12 +12,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks import scale_instances, scale_store, scale_traces
-from benchmarks.report import Target, json_line, missed, table, target_table, write_record
+from benchmarks.command import parse_parts, show
+from benchmarks.report import Target, table
 from benchmarks.scale_replay import replay_errors
 
 TARGETS = (
@@ -85,22 +84,9 @@ def collect(parts: Sequence[str], *, quick: bool, runs: list[dict[str, Any]]) ->
     return found
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated subset of: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="small: shows that all of it works; figures do not count")
-    parser.add_argument("--out", type=Path, help="also write the figures and every trace to this JSON file")
-    options = parser.parse_args(argv)
-    options.parts = options.parts.split(",")
-    if unknown := [name for name in options.parts if name not in PARTS]:
-        parser.error(f"--parts: unknown {', '.join(unknown)}; known: {', '.join(PARTS)}")
-    return options
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if a cell was not run exactly once."""
-    options = parse(argv)
+    options = parse_parts("scale", __doc__, PARTS, argv, written="the figures and every trace")
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -108,15 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_s = time.monotonic()
     runs: list[dict[str, Any]] = []
     figures = collect(options.parts, quick=options.quick, runs=runs)
-    figures |= {
-        "missed": missed(figures, TARGETS),
-        "quick": options.quick,
-        "duration_s": time.monotonic() - started_s,
-    }
-    print(f"{target_table(figures, TARGETS)}\n")
-    if options.out is not None:
-        write_record(options.out, figures, runs)
-    print(json_line(figures))
+    show(figures, TARGETS, options, started_s, runs)
     return 1 if figures["exactly_once_violations"] else 0
 
 
