@@ -20,6 +20,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.trainers import quiet_trainer
 from lightning_hybrid import HybridBalanceCallback
 from lightning_hybrid.core.device_state import DeviceState
 from lightning_hybrid.core.hardware import peak_flops_per_s
@@ -147,15 +148,7 @@ def recovery(device: Device) -> dict[str, Any]:
 def predicted(device: Device, samples: torch.Tensor, batch_size: int, **settings: Any) -> tuple[torch.Tensor, int]:
     """The predictions of `Wide` for ``samples``, and how often a step ran out of memory."""
     callback = HybridBalanceCallback(**settings)
-    trainer = pl.Trainer(
-        accelerator="gpu" if device.type == "cuda" else device.type,
-        devices=1,
-        callbacks=[callback],
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(callback, accelerator="gpu" if device.type == "cuda" else device.type)
     outputs: Any = trainer.predict(Wide(), DataLoader(Rows(samples), batch_size))
     assert callback.statistics is not None
     return torch.cat(outputs), callback.statistics.replicas[0].memory_failures

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from benchmarks.ordering import Counted, TokenisedTexts
+from benchmarks.trainers import quiet_trainer
+from examples.embed_text import Collate
 from lightning_hybrid import HybridBalanceCallback, HybridConfig
 from lightning_hybrid.lightning.steps import Steps
 from lightning_hybrid.probes.live_bytes import LiveBytes
@@ -25,19 +27,6 @@ from tests.memory_device import EmulatedMemory, metered
 BATCH = 64
 FIXED_S, PER_SAMPLE_S = 0.002, 0.0003
 """An emulated step takes so long, and so much more for each of its samples."""
-
-
-def trainer(*callbacks: pl.Callback) -> pl.Trainer:
-    """A quiet Trainer on one CPU device."""
-    return pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-    )
 
 
 # --- a capacity that shrinks and grows -------------------------------------------------------------------------------
@@ -90,10 +79,10 @@ def shrinking(steps: int, seed: int) -> dict[str, Any]:
     changes = sum(now != before for before, now in itertools.pairwise(fits))
     oracle, known, blind = (Emulated(fits, knows=knows) for knows in (True, False, False))
     loader = DataLoader(Ids(BATCH * steps), BATCH)
-    expected = _predicted(trainer(), oracle, loader)
+    expected = _predicted(quiet_trainer(), oracle, loader)
     with metered(known.device_memory):
-        found = _predicted(trainer(HybridBalanceCallback()), known, loader)
-    found_blind = _predicted(trainer(HybridBalanceCallback()), blind, loader)
+        found = _predicted(quiet_trainer(HybridBalanceCallback()), known, loader)
+    found_blind = _predicted(quiet_trainer(HybridBalanceCallback()), blind, loader)
     return {
         "identical": torch.equal(found, expected) and torch.equal(found_blind, expected),
         "throughput_over_oracle": oracle.loop_s / known.loop_s,
@@ -123,7 +112,7 @@ def limited(limit: int, asked: int, batches: int) -> dict[str, Any]:
     """Batches of ``asked`` samples on a device whose memory is unknown and that ``limit`` samples fit into."""
     model = Emulated([limit] * asked * batches, knows=False)
     callback = HybridBalanceCallback(micro_batch_size="auto", max_micro_batch_size=asked)
-    trainer(callback).predict(model, DataLoader(Ids(asked * batches), asked))
+    quiet_trainer(callback).predict(model, DataLoader(Ids(asked * batches), asked))
     sizes = [each.samples for each in model.device_memory.attempts]
     settled = int(median(sizes[len(sizes) // 2 :]))
     reported = callback.statistics.replicas[0].micro_batch_size if callback.statistics else None
@@ -166,8 +155,6 @@ class RealModel:
     def __init__(self, texts: Sequence[str], limit_bytes: int) -> None:
         self._model = Watched()
         self._limit_bytes = limit_bytes
-        from examples.embed_text import Collate
-
         self._tokenizer = Collate().tokenizer
         self._data = TokenisedTexts(texts, self._tokenizer)
 
@@ -198,7 +185,7 @@ class RealModel:
             callback = HybridBalanceCallback(
                 cost="input_ids", micro_batch_size="auto", max_micro_batch_size=256, config=config
             )
-        return _predicted(trainer(callback), self._model, DataLoader(self._data, size or 16, collate_fn=pad))
+        return _predicted(quiet_trainer(callback), self._model, DataLoader(self._data, size or 16, collate_fn=pad))
 
 
 # --- overhead --------------------------------------------------------------------------------------------------------
@@ -240,7 +227,7 @@ def overhead(steps: int) -> dict[str, Any]:
 
     Steps.run = timed  # type: ignore[method-assign]
     try:
-        trainer(HybridBalanceCallback()).test(WithMetrics(), DataLoader(Ids(4 * steps), 4), verbose=False)
+        quiet_trainer(HybridBalanceCallback()).test(WithMetrics(), DataLoader(Ids(4 * steps), 4), verbose=False)
     finally:
         Steps.run = run  # type: ignore[method-assign]
     return {"recovery_us_per_step": 1e6 * median(around_s)}

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.report import Target, json_line, missed, table, target_table, write_record
+from benchmarks.trainers import quiet_trainer
 from examples.embed_text import MAX_TOKENS, Collate, Embedder, StandardLibraryDocstrings, quiet
 from lightning_hybrid import HybridBalanceCallback
 
@@ -113,16 +114,7 @@ class Arms:
 
     def _predicted(self, loader: DataLoader[Any], *callbacks: pl.Callback) -> tuple[Tensor, int]:
         self.model.tokens = 0
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            devices=1,
-            callbacks=list(callbacks),
-            logger=False,
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-        )
-        batches = trainer.predict(self.model, loader)
+        batches = quiet_trainer(*callbacks).predict(self.model, loader)
         assert batches is not None
         return torch.cat(batches), self.model.tokens  # type: ignore[arg-type]  # one tensor per batch
 

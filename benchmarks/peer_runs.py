@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -25,6 +24,7 @@ from benchmarks.devices import equal_share_s, ideal_s
 from benchmarks.emulation import CostedRows, EmulatedDevice, Multiply, loader, replay
 from benchmarks.peer_device import Job, PeerDevice, StartLine, Step
 from benchmarks.peer_ray import BEST_SETTINGS, RayServer
+from benchmarks.trainers import quiet_trainer
 from tests.ranks import run_ranks
 
 System = Literal["ours", "pool", "ray", "accelerate"]
@@ -149,16 +149,7 @@ def _trainer_rank(rank: int, case: Case, job: Job, dataset: CostedRows) -> _Rank
     from lightning_hybrid import HybridBalanceCallback
 
     model = _LinedUpDevice(job, rank)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=len(case.curves),
-        strategy="ddp",
-        callbacks=[HybridBalanceCallback(mode="queue")],
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(HybridBalanceCallback(mode="queue"), devices=len(case.curves), strategy="ddp")
     predictions: Any = trainer.predict(model, loader(dataset, case.workload, case.num_workers))
     done_s = time.monotonic()
     return _RankReport(

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from benchmarks.devices import SpeedCurve, Workload, equal_share_s, ideal_s
 from benchmarks.emulation import CostedRows, EmulatedDevice, loader, replay
+from benchmarks.trainers import quiet_trainer
 from tests.ranks import run_ranks
 
 Mode = Literal["queue", "lockstep", "auto"]
@@ -108,16 +108,8 @@ def measure(spec: RunSpec) -> RunResult:
 def _rank(rank: int, spec: RunSpec, dataset: CostedRows) -> _RankReport:
     model = EmulatedDevice(spec.curves[rank])
     callback = None if spec.mode is None else _balance_callback(spec.mode)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=len(spec.curves),
-        strategy="ddp",
-        callbacks=[] if callback is None else [callback],
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-    )
+    callbacks = [] if callback is None else [callback]
+    trainer = quiet_trainer(*callbacks, devices=len(spec.curves), strategy="ddp")
     predictions: Any = trainer.predict(model, loader(dataset, spec.workload, spec.num_workers))
     report = _RankReport(
         origin_s=model.origin_s,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch as pl
-
 from benchmarks.cases import build_cases
 from benchmarks.devices import SpeedCurve
 from benchmarks.emulation import CostedRows, EmulatedDevice, loader
+from benchmarks.trainers import quiet_trainer
 from lightning_hybrid import HybridBalanceCallback, replay
 from tests.ranks import run_ranks
 
@@ -17,16 +16,7 @@ _CASES = ("slow_rank", "midrun", "heavy_tail")
 
 def _recorded(rank: int, curves: tuple[SpeedCurve, ...], workload: Any, dataset: CostedRows) -> Any:
     callback = HybridBalanceCallback()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=len(curves),
-        strategy="ddp",
-        callbacks=[callback],
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(callback, devices=len(curves), strategy="ddp")
     trainer.predict(EmulatedDevice(curves[rank]), loader(dataset, workload, 0))
     return callback.recording if rank == 0 else None
 
