@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_hybrid.core.step_memory import StepMemory
 from lightning_hybrid.lightning import attachment
-from lightning_hybrid.probes.step_memory import StepMemory
 from lightning_hybrid.runtime.batch_size import num_samples
 from lightning_hybrid.runtime.costs import batch_elements
 

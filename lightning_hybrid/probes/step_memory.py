@@ -4,37 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from lightning_hybrid.core.errors import ConfigError
+from lightning_hybrid.core.step_memory import StepMemory, StepMemoryMeter
 from lightning_hybrid.probes.live_bytes import LiveBytes
 from lightning_hybrid.probes.operators import can_run_uncompiled, uncompiled
-
-
-class StepMemory:
-    """What a step took; known once the block of `StepMemoryMeter.measure` has ended, by an exception too."""
-
-    def __init__(self) -> None:
-        self.peak_bytes: int | None = None
-        """Most bytes that were allocated at once, above those at the beginning; ``None`` where that is not known."""
-
-
-class StepMemoryMeter(Protocol):
-    """Measures the memory of steps. Nothing raises: what cannot be had is ``None``."""
-
-    def measure(self) -> AbstractContextManager[StepMemory]:
-        """A block around one step; blocks of a device do not overlap."""
-        ...
-
-    def available_bytes(self, *, fresh: bool = False) -> int | None:
-        """Bytes that this process may still allocate now, by the least of the bounds that are known.
-
-        Args:
-            fresh: Ask the driver, where there is one, what others have taken since it was asked last.
-        """
-        ...
 
 
 class NoMeter:

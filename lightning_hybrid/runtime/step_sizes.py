@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 from lightning_hybrid.core.config import HybridConfig
 from lightning_hybrid.core.memory_model import MemoryModel
 from lightning_hybrid.core.size_cap import SizeCap
+from lightning_hybrid.core.step_memory import StepMemoryMeter
 
 _FIRST_STEPS = 4
 _EVERY_STEPS = 64
 """The memory of the first steps is measured, of the first ones after a failure, and of one in so many later."""
 _LARGER_FRAC = 1.1
 """A step so much larger than any that was measured is measured too."""
-
-
-class StepMemory(Protocol):
-    """What a step took."""
-
-    peak_bytes: int | None
-    """Most bytes that were allocated at once, above those at the beginning; ``None`` where that is not known."""
-
-
-class StepMemoryMeter(Protocol):
-    """Measures the memory of steps; see `lightning_hybrid.probes.step_memory`."""
-
-    def measure(self) -> AbstractContextManager[StepMemory]:
-        """A block around one step."""
-        ...
-
-    def available_bytes(self, *, fresh: bool = False) -> int | None:
-        """Bytes that this process may still allocate now; ``fresh``: asks the driver what others have taken."""
-        ...
 
 
 class StepSizes:

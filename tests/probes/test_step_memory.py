@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader
 
 from lightning_hybrid.core.errors import ConfigError
+from lightning_hybrid.core.step_memory import StepMemoryMeter
 from lightning_hybrid.probes import step_memory
-from lightning_hybrid.probes.step_memory import CudaMeter, HostMeter, MpsMeter, NoMeter, StepMemoryMeter, meter_for
+from lightning_hybrid.probes.step_memory import CudaMeter, HostMeter, MpsMeter, NoMeter, meter_for
 from lightning_hybrid.runtime.oom import is_out_of_memory
 from tests import memory_device
 from tests.memory_device import Attempt, EmulatedMemory
