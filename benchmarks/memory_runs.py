@@ -210,7 +210,7 @@ def overhead(steps: int) -> dict[str, Any]:
     around_s: list[float] = []
     run = Steps.run
 
-    def timed(self: Steps, epoch: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def timed(self: Steps, epoch: Any, original: Callable[..., Any], args: Any, kwargs: Any, elements: Any) -> Any:
         inside_s = 0.0
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -221,7 +221,7 @@ def overhead(steps: int) -> dict[str, Any]:
             return output
 
         began_s = time.perf_counter()
-        output = run(self, epoch, step, args, kwargs)
+        output = run(self, epoch, step, args, kwargs, elements)
         around_s.append(time.perf_counter() - began_s - inside_s)
         return output
 

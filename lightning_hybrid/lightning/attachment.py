@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
 from collections.abc import Callable
@@ -144,7 +145,8 @@ class Attachment:
             elements = batch_elements(args) if epoch.counts_elements else None
             if self.config.count_flops and self.counted is None and not self.trainer.sanity_checking:
                 self.counted = count_step(self.trainer, lambda: original(*args, **kwargs)), epoch.next_size
-            return epoch.run_step(lambda: self._steps.run(epoch, original, args, kwargs), self._may_recut, elements)
+            run = functools.partial(self._steps.run, epoch, original, args, kwargs, elements)
+            return epoch.run_step(run, self._may_recut, elements)
 
         return step
 

@@ -52,8 +52,22 @@ class Steps:
         self._recovery: Recovery | None = None
         self._state: StepState | None = None
 
-    def run(self, epoch: EpochRun, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self,
+        epoch: EpochRun,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        elements: int | None,
+    ) -> Any:
         """The output of the step that is due, as if the whole batch had been run once.
+
+        Args:
+            epoch: Whose step it is.
+            original: The strategy's own step.
+            args: Its arguments, the batch first.
+            kwargs: Its other arguments.
+            elements: Elements of the batch, where they were counted already.
 
         Raises:
             SampleTooLarge: a single sample does not fit into memory.
@@ -61,7 +75,7 @@ class Steps:
         """
         if not _compat.has_callbacks(self._trainer):
             return original(*args, **kwargs)  # a trial of a BatchSizeFinder, which must see what does not fit
-        task = _Task(self, epoch, original, args, kwargs)
+        task = _Task(self, epoch, original, args, kwargs, elements)
         try:
             ran = self._recovery_for(epoch).run(task)
         finally:
@@ -140,9 +154,10 @@ class _Task:
         original: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        elements: int | None,
     ) -> None:
         self._steps, self._epoch, self._original, self._args, self._kwargs = steps, epoch, original, args, kwargs
-        self.batch, self.positions = args[0], epoch.positions_due
+        self.batch, self.elements, self.positions = args[0], elements, epoch.positions_due
         self.size = len(self.positions)
         self.part_logs: _compat.PartLogs | None = None
 

@@ -77,6 +77,8 @@ class Task(Protocol):
     batch: Any
     size: int
     """Samples of the batch."""
+    elements: int | None
+    """Elements of the batch, where they were counted already."""
 
     def step(self, batch: Any) -> Any:
         """Runs the user's step on the batch, or on a part of it."""
@@ -144,7 +146,7 @@ class Recovery:
             SampleTooLarge: a single sample does not fit into memory.
             Exception: what the step raised, where nothing helps against it; a note says why.
         """
-        elements = self._elements(task.batch)
+        elements = self._elements(task.batch) if task.elements is None else task.elements
         window = self._sizes.most(task.size, elements)
         if window < task.size:
             try:

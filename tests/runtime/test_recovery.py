@@ -58,6 +58,7 @@ class Task:
 
     def __init__(self, size: int, raises: Callable[[list[int]], Exception | None]) -> None:
         self.batch, self.size, self._raises = list(range(size)), size, raises
+        self.elements: int | None = None
         self.tried: list[int] = []
         self.logged: list[int] = []
         self.torn = self.uncuttable = False
