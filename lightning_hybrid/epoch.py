@@ -24,7 +24,7 @@ from lightning_hybrid.runtime.claimer import QueueDealer
 from lightning_hybrid.runtime.collectives import CollectiveCounter, CollectiveWatch
 from lightning_hybrid.runtime.dealing import new_dealer, prior_from, probe_works
 from lightning_hybrid.runtime.figures import EpochFigures
-from lightning_hybrid.runtime.guarded import Loaded
+from lightning_hybrid.runtime.guarded import loaded_of
 from lightning_hybrid.runtime.loader import NOTHING
 from lightning_hybrid.runtime.losses import Losses
 from lightning_hybrid.runtime.recorder import StepRecorder
@@ -139,8 +139,7 @@ class EpochRun:
         Raises:
             TooManyErrors: see `leave_out`.
         """
-        if not isinstance(loaded, Loaded):
-            return loaded
+        loaded = loaded_of(loaded)
         for failure in () if work.ghost else loaded.failures:
             self.leave_out(work.start + failure.place, failure.where, failure.error)
         if not loaded.is_empty:

@@ -149,7 +149,7 @@ class Loaders:
             deal=deal,
             max_size=None if keeps_batches else most,
             cell_size=None if keeps_batches else size,
-            auto=None if keeps_batches else self._size_range(loader),
+            auto=None if keeps_batches or not is_auto else self._size_range(loader.batch_size, size),
             arrange=lambda batches, exchange: self._arranger.arrange(
                 loader, batches, exchange, stage=stage, loader_idx=loader_idx
             ),
@@ -179,19 +179,20 @@ class Loaders:
         """Whether samples that cannot be loaded are left out."""
         if self._config.on_error != "skip":
             return False
-        if not can_guard(loader):
-            self._say_once(
-                f"on_error='skip' has no effect on what {which} raises while it loads, because"
-                f" {type(loader).__name__} has an __iter__ of its own"
-            )
-        return can_guard(loader)
+        if can_guard(loader):
+            return True
+        self._say_once(
+            f"on_error='skip' has no effect on what {which} raises while it loads, because"
+            f" {type(loader).__name__} has an __iter__ of its own"
+        )
+        return False
 
-    def _size_range(self, loader: DataLoader[Any]) -> SizeRange | None:
-        unit = cell_size(loader, self._config) if self._config.micro_batch_size == "auto" else None
-        if unit is None or loader.batch_size is None:
+    def _size_range(self, batch_size: int | None, unit: int | None) -> SizeRange | None:
+        """Between which sizes of a step the fastest is searched, in cells of ``unit`` samples."""
+        if unit is None or batch_size is None:
             return None
-        most = self._config.max_micro_batch_size or _AUTO_GROWTH * loader.batch_size
-        return SizeRange(unit, max(unit, min(most, loader.batch_size)), max(unit, most))
+        most = self._config.max_micro_batch_size or _AUTO_GROWTH * batch_size
+        return SizeRange(unit, max(unit, min(most, batch_size)), max(unit, most))
 
     def _say(self, why: str) -> None:
         """Says once, on rank zero, why something runs without re-distribution."""

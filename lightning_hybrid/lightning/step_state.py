@@ -191,6 +191,7 @@ class _Tensors:
         self._all: list[torch.Tensor] = []
         self._form: list[tuple[torch.Size, torch.dtype, torch.device]] = []
         self._copied: list[int] = []
+        self._watched: list[int] = []
         self._small: list[torch.Tensor] = []
         self._buffers: list[torch.Tensor] = []
         self._large: list[tuple[torch.Tensor, int]] = []
@@ -198,11 +199,9 @@ class _Tensors:
     def keep(self, tensors: list[torch.Tensor], *, everything: bool) -> None:
         if len(tensors) != len(self._all) or not all(map(operator.is_, tensors, self._all)):
             self._look_at(tensors)
-        if everything and len(self._copied) < len(tensors):
-            self._copy_those(list(range(len(tensors))))
-        if len(self._copied) < len(tensors):
-            copied = set(self._copied)
-            self._large = [(tensor, tensor._version) for i, tensor in enumerate(tensors) if i not in copied]
+        if everything and self._watched:
+            self._copy_those(set(range(len(tensors))))
+        self._large = [(tensors[i], tensors[i]._version) for i in self._watched]
         if self._small:
             _copy(self._small, self._buffers)
 
@@ -213,15 +212,17 @@ class _Tensors:
 
     def _look_at(self, tensors: list[torch.Tensor]) -> None:
         form = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-        is_same, self._all, self._form, self._large = form == self._form, tensors, form, []
+        is_same, self._all, self._form = form == self._form, tensors, form
         if is_same:
             self._small = [tensors[i] for i in self._copied]
             return
         # an inference tensor does not tell whether it was changed, so it is copied whatever its size
-        self._copy_those([i for i, t in enumerate(tensors) if t.numel() <= _SMALL_ELEMENTS or t.is_inference()])
+        self._copy_those({i for i, t in enumerate(tensors) if t.numel() <= _SMALL_ELEMENTS or t.is_inference()})
 
-    def _copy_those(self, places: list[int]) -> None:
-        self._copied, self._small, self._large = places, [self._all[i] for i in places], []
+    def _copy_those(self, places: set[int]) -> None:
+        """Copies the states at these places from now on, and watches the others."""
+        self._copied, self._watched = sorted(places), [i for i in range(len(self._all)) if i not in places]
+        self._small = [self._all[i] for i in self._copied]
         with torch.inference_mode(False):
             self._buffers = [torch.empty_like(tensor) for tensor in self._small]
 

@@ -68,8 +68,7 @@ class Losses:
 
     def absent(self, work: Work) -> tuple[int, ...]:
         """Positions of a work's samples that could not be run."""
-        positions = range(work.start, work.stop)
-        return () if self._positions.isdisjoint(positions) else tuple(p for p in positions if p in self._positions)
+        return tuple(position for position in range(work.start, work.stop) if position in self._positions)
 
     def kept(self, work: Work) -> Sequence[int]:
         """Positions of a work's samples that could be run so far."""

@@ -35,7 +35,6 @@ class StepSizes:
         self._to_measure = _FIRST_STEPS
         self._largest = 0.0
         self._available_bytes: float | None = None
-        self._reads_memory = False
 
     @property
     def is_watching(self) -> bool:
@@ -53,23 +52,23 @@ class StepSizes:
             self._available_bytes = self._meter.available_bytes(fresh=True)
 
     def most(self, samples: int, elements: int | None) -> int:
-        """How many samples of a batch to run at once, 1 to ``samples``, so that its parts are about equal."""
+        """How many samples of a batch to run at once, 1 to ``samples``.
+
+        By what is free, so that its parts are about equal; by what has failed, as many as may fit, so that the cap learns.
+        """
         if not self.is_watching or samples < 2:
             return samples
-        fitting = self.fitting(samples, elements)
-        return -(-samples // -(-samples // fitting)) if self._reads_memory else fitting
+        by_memory = self._fitting_by_memory(samples, elements)
+        if by_memory is None:
+            return self._fitting_by_cap(samples, elements)
+        return -(-samples // -(-samples // by_memory))
 
     def fitting(self, samples: int, elements: int | None) -> int:
         """How many samples of a batch fit into one step, 1 to ``samples``."""
         if not self.is_watching or samples < 2:
             return samples
-        fitting = self._fitting_by_memory(samples, elements)
-        self._reads_memory = fitting is not None
-        if fitting is None:
-            cap = self._cap.cap
-            per_sample = 1.0 if elements is None else elements / samples
-            fitting = samples if cap is None else min(samples, int(cap / per_sample + 1e-9))
-        return max(1, fitting)
+        by_memory = self._fitting_by_memory(samples, elements)
+        return self._fitting_by_cap(samples, elements) if by_memory is None else by_memory
 
     def measuring(self, samples: int, elements: int | None) -> AbstractContextManager[object]:
         """Around a step: learns what memory it took, and that it fitted, unless it raised."""
@@ -113,7 +112,14 @@ class StepSizes:
             return None
         if needed_bytes <= budget_bytes:
             return samples
-        return self._model.most_samples(None if elements is None else elements / samples, budget_bytes, at_most=samples)
+        per_sample = None if elements is None else elements / samples
+        return max(1, self._model.most_samples(per_sample, budget_bytes, at_most=samples) or 0)
+
+    def _fitting_by_cap(self, samples: int, elements: int | None) -> int:
+        """By what has failed."""
+        cap = self._cap.cap
+        per_sample = 1.0 if elements is None else elements / samples
+        return samples if cap is None else max(1, min(samples, int(cap / per_sample + 1e-9)))
 
     def _budget_bytes(self) -> float | None:
         return None if self._available_bytes is None else self._safety_frac * self._available_bytes
