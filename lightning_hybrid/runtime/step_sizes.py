@@ -54,7 +54,8 @@ class StepSizes:
     def most(self, samples: int, elements: int | None) -> int:
         """How many samples of a batch to run at once, 1 to ``samples``.
 
-        By what is free, so that its parts are about equal; by what has failed, as many as may fit, so that the cap learns.
+        By what is free, so that its parts are about equal; by what has failed as many as may fit, so that the cap
+        learns.
         """
         if not self.is_watching or samples < 2:
             return samples
